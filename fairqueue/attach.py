@@ -1,0 +1,68 @@
+"""Tying an installation of fairqueue to an application's metadata.
+
+::
+
+    class Base(DeclarativeBase): ...
+
+    fairqueue.attach(Base.metadata)
+
+From then on ``Base.metadata.create_all()`` installs the queue before the application's own tables, so that these may
+refer to :class:`fairqueue.Message`, and ``drop_all()`` removes it after them. With Alembic, ``revision --autogenerate``
+writes the one line that installs or upgrades it (see :mod:`fairqueue.alembic`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, MetaData, event
+
+from . import schema as _schema
+
+__all__ = ["Installation", "attach", "installations"]
+
+_KEY = "fairqueue"
+
+
+@dataclass(frozen=True)
+class Installation:
+    """What :func:`attach` noted: which version of fairqueue a metadata expects in which schema."""
+
+    schema: str
+    version: int
+    #: False: another application's history installs it.
+    manage: bool
+
+
+def attach(metadata: MetaData, schema: str = _schema.DEFAULT_SCHEMA, *, manage: bool = True) -> None:
+    """Make ``metadata`` install and remove fairqueue together with its own tables.
+
+    Attaching again changes nothing. Several schemas may be attached; see :func:`fairqueue.in_schema` for using them.
+
+    :param metadata: the application's, usually ``Base.metadata``.
+    :param schema: the PostgreSQL schema for fairqueue's tables and functions, best one of its own.
+    :param manage: False where two applications share a queue and the other one's migrations own it: then nothing is
+        installed or removed, and autogenerate leaves the schema alone.
+    """
+    _schema.check_schema_name(schema)
+    known = metadata.info.setdefault(_KEY, {})
+    first = schema not in known
+    known[schema] = Installation(schema, _schema.HEAD, manage)
+    if not (first and manage):
+        return
+
+    def install(target: MetaData, connection: Connection, **_: Any) -> None:
+        _schema.install(connection, schema)
+
+    def uninstall(target: MetaData, connection: Connection, **_: Any) -> None:
+        _schema.uninstall(connection, schema)
+
+    event.listen(metadata, "before_create", install)
+    event.listen(metadata, "after_drop", uninstall)
+
+
+def installations(metadata: MetaData) -> dict[str, Installation]:
+    """The installations attached to ``metadata``, by schema."""
+    attached: dict[str, Installation] = metadata.info.get(_KEY, {})
+    return attached

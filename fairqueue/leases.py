@@ -1,0 +1,253 @@
+"""Consuming: statements that lease messages and end leases, for Session and AsyncSession alike.
+
+::
+
+    import fairqueue as fq
+
+    with Session(engine) as session:
+        batch = session.scalars(fq.dequeue(limit=10, lease=30)).all()
+        session.commit()                        # at once: the lease keeps the messages, not the transaction
+
+    for message in batch:
+        with Session(engine) as session:
+            session.add(Invoice(...))           # the work, in the transaction that also completes the message
+            outcome = session.execute(fq.complete(message)).one()
+            if outcome.result == fq.Outcome.COMPLETED:
+                session.commit()
+
+Every function returns a statement; nothing is sent before a session executes it. With an AsyncSession::
+
+    batch = (await session.scalars(fq.dequeue(limit=10))).all()
+
+A lease is (message id, attempt). :func:`complete` and its siblings act on the messages whose lease still is the one
+that is given, and return a row ``(id, result)`` for each, in the order given; so a worker that was too slow is told
+``"stale"`` and has to roll back its work, which another worker is doing again.
+
+Limitations: :func:`dequeue` needs a READ COMMITTED transaction, and holds the turn of its queue until that ends: other
+dequeues of the queue wait for it (10 s at most, then they raise). Producers and completions never wait for it. A
+message whose lease was extended can't be completed from a REPEATABLE READ transaction that began before the extension:
+PostgreSQL raises a serialization failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any, Generic, overload
+
+from sqlalchemy import (
+    ARRAY,
+    BigInteger,
+    Double,
+    Integer,
+    Row,
+    Text,
+    cast,
+    column,
+    func,
+    literal,
+    select,
+    type_coerce,
+)
+from sqlalchemy.dialects.postgresql import JSONB, array
+from sqlalchemy.orm import Bundle
+from sqlalchemy.sql.selectable import TypedReturnsRows
+from typing_extensions import TypeVar
+
+from ._functions import SchemaFunction
+from .errors import InvalidValue
+from .models import Message, TypedMessage, check_name
+from .payloads import json_text
+from .schedule import check_seconds
+
+__all__ = ["LeasedMessage", "Outcome", "cancel", "complete", "defer", "dequeue", "fail", "heartbeat"]
+
+P = TypeVar("P", default=Any)
+
+
+class Outcome(StrEnum):
+    """What happened to a message of :func:`complete`, :func:`fail`, :func:`defer`, :func:`heartbeat`, :func:`cancel`."""
+
+    COMPLETED = "completed"
+    FAILED = "failed"
+    DEFERRED = "deferred"
+    EXTENDED = "extended"
+    CANCELLED = "cancelled"
+    #: The lease is over: it ran out, and the message is ready again or another worker has it.
+    STALE = "stale"
+    #: An open transaction is ending this very lease (only :func:`heartbeat` says so; the others wait).
+    BUSY = "busy"
+    #: There is no such message any more: it was completed or cancelled.
+    NOT_FOUND = "not_found"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeasedMessage(Generic[P]):
+    """A message as it was when it was leased: a value, which no session refreshes.
+
+    The pair of ``id`` and ``attempt`` is the lease. An entity would be reloaded after a commit and then carry the
+    attempt of whoever has the message by then.
+    """
+
+    id: int
+    queue: str
+    channel: str
+    attempt: int
+    payload: P
+    body: bytes | None
+    #: What :func:`defer` saved at an earlier attempt.
+    state: Any
+    #: What the last failure said.
+    error: str | None
+    dequeue_at: int
+    cost: float
+    created_at: datetime
+    leased_until: datetime
+
+
+Lease = LeasedMessage[Any] | tuple[int, int]
+Leases = Lease | Iterable[Lease]
+Results = TypedReturnsRows[tuple[int, str]]
+
+
+class _LeaseBundle(Bundle[Any]):
+    """Reads the columns of a row into one :class:`LeasedMessage`."""
+
+    inherit_cache = True
+
+    def create_row_processor(
+        self, query: Any, procs: Sequence[Callable[[Row[Any]], Any]], labels: Sequence[str]
+    ) -> Callable[[Row[Any]], Any]:
+        def process(row: Row[Any]) -> LeasedMessage[Any]:
+            return LeasedMessage(**{label: proc(row) for label, proc in zip(labels, procs, strict=True)})
+
+        return process
+
+
+@overload
+def dequeue(
+    *, limit: int = 1, lease: float | timedelta = 30, queue: str = "default"
+) -> TypedReturnsRows[tuple[LeasedMessage[Any]]]: ...
+@overload
+def dequeue(
+    *, limit: int = 1, lease: float | timedelta = 30, queue: str = "default", message_type: type[TypedMessage[P]]
+) -> TypedReturnsRows[tuple[LeasedMessage[P]]]: ...
+def dequeue(
+    *,
+    limit: int = 1,
+    lease: float | timedelta = 30,
+    queue: str = "default",
+    message_type: type[TypedMessage[Any]] = Message,
+) -> TypedReturnsRows[tuple[LeasedMessage[Any]]]:
+    """Lease up to ``limit`` messages; execute with ``session.scalars()`` and commit at once.
+
+    :param limit: how many, 1 to 10,000. Fewer come back only when fewer are eligible.
+    :param lease: for how long, in seconds or as a timedelta. Then they go back to their channels.
+    :param queue: whose channels compete.
+    :param message_type: the class whose ``payload_type`` the payloads are read as.
+    :returns: a statement; its rows are :class:`LeasedMessage` in the order in which they were scheduled.
+    """
+    if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= 10_000:
+        raise InvalidValue(f"limit must be a whole number from 1 to 10000, not {limit!r}")
+    seconds = check_seconds("lease", lease, minimum=0.001)
+    row = SchemaFunction(
+        "message_dequeue", cast(check_name("queue", queue), Text), cast(limit, Integer), cast(seconds, Double)
+    ).table_valued(*(column(name, Message.__table__.c[name].type) for name in _RETURNED), name="leased")
+    stored = message_type.__mapper__.columns["payload"]
+    values = {name: row.c[name] for name in _RETURNED} | {
+        "queue": literal(queue, Text),
+        "payload": type_coerce(row.c[stored.name], stored.type),
+    }
+    return select(_LeaseBundle("message", *(value.label(name) for name, value in values.items())))
+
+
+def complete(leases: Leases) -> Results:
+    """End leases whose work is done; the messages are gone when the transaction commits.
+
+    Best in the transaction of the work itself: then its effects and the completion commit together, or not at all.
+    Results: ``"completed"``, ``"stale"``, ``"not_found"``.
+
+    :param leases: one :class:`LeasedMessage`, or any number, or pairs of (id, attempt).
+    """
+    return _results("message_complete", *_arrays(leases))
+
+
+def fail(leases: Leases, error: str | BaseException | None = None, *, delay: float | timedelta = 0) -> Results:
+    """End leases whose work failed; the messages will be tried again.
+
+    Results: ``"failed"``, ``"stale"``, ``"not_found"``.
+
+    :param error: what went wrong; kept with the message for the next attempt to see.
+    :param delay: seconds or a timedelta before the next attempt. With 0 a message keeps its place in its channel.
+    """
+    if isinstance(error, BaseException):
+        error = f"{type(error).__name__}: {error}"
+    text = None if error is None else error.replace("\x00", "")
+    return _results("message_fail", *_arrays(leases), cast(text, Text), _seconds("delay", delay))
+
+
+def defer(leases: Leases, *, delay: float | timedelta = 0, state: Any = None) -> Results:
+    """End leases whose work is to go on later.
+
+    Results: ``"deferred"``, ``"stale"``, ``"not_found"``.
+
+    :param delay: seconds or a timedelta before the next attempt.
+    :param state: JSON that the next attempt finds in ``message.state``. None leaves what an earlier one saved.
+    """
+    ids, attempts = _arrays(leases)
+    saved = None if state is None else func.array_fill(cast(json_text(state, "state"), JSONB), array([func.cardinality(ids)]))
+    return _results("message_defer", ids, attempts, _seconds("delay", delay), cast(saved, ARRAY(JSONB)))
+
+
+def heartbeat(leases: Leases, *, lease: float | timedelta = 30) -> Results:
+    """Extend leases to ``lease`` seconds from now; never shortens one.
+
+    Results: ``"extended"``, ``"busy"``, ``"stale"``, ``"not_found"`` (completed or cancelled: stop working on it).
+    """
+    return _results("message_heartbeat", *_arrays(leases), _seconds("lease", lease, minimum=0.001))
+
+
+def cancel(messages: Leases | int | Iterable[int]) -> Results:
+    """Take messages out of the queue for good, ready or leased; ids or leases will do.
+
+    Results: ``"cancelled"``, ``"not_found"``. Who works on one learns it at the next heartbeat or completion.
+    """
+    given = [messages] if isinstance(messages, int | LeasedMessage | tuple) else messages
+    ids = [item if isinstance(item, int) else _pair(item)[0] for item in given]
+    return _results("message_cancel", cast(ids, ARRAY(BigInteger)))
+
+
+_RETURNED = (
+    "id", "channel", "attempt", "payload", "body", "state", "error", "dequeue_at", "cost", "created_at", "leased_until"
+)
+
+
+def _results(function: str, *arguments: Any) -> Results:
+    row = SchemaFunction(function, *arguments).table_valued(
+        column("id", BigInteger), column("result", Text), name="ended"
+    )
+    return select(row.c.id, row.c.result)
+
+
+def _arrays(leases: Leases) -> tuple[Any, Any]:
+    """The ids and the attempts of leases, as SQL arrays."""
+    pairs = [_pair(lease) for lease in ([leases] if isinstance(leases, LeasedMessage | tuple) else leases)]
+    return (
+        cast([id_ for id_, _ in pairs], ARRAY(BigInteger)),
+        cast([attempt for _, attempt in pairs], ARRAY(Integer)),
+    )
+
+
+def _pair(lease: object) -> tuple[int, int]:
+    if isinstance(lease, LeasedMessage):
+        return lease.id, lease.attempt
+    match lease:
+        case (int(id_), int(attempt)):
+            return id_, attempt
+    raise InvalidValue(f"a lease is a LeasedMessage from dequeue() or a pair (id, attempt), not {lease!r}")
+
+
+def _seconds(field: str, value: float | timedelta, minimum: float = 0) -> Any:
+    return cast(check_seconds(field, value, minimum), Double)

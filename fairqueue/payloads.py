@@ -1,0 +1,139 @@
+"""What a message carries: JSON by default, or bytes, a Pydantic model, a dataclass.
+
+A message class says which::
+
+    from dataclasses import dataclass
+    import fairqueue as fq
+
+    @dataclass
+    class Upload:
+        path: str
+        pages: int
+
+    class UploadMessage(fq.TypedMessage[Upload], payload_type=Upload):
+        pass
+
+    session.add(UploadMessage(channel="acme", payload=Upload("a.pdf", 3)))
+    for message in session.scalars(fq.dequeue(message_type=UploadMessage)):
+        message.payload.pages
+
+Pydantic models and every other type that Pydantic knows (dataclasses, TypedDicts, unions) are validated on the way in
+and on the way out when Pydantic is installed. Without it, dataclasses are written with :func:`dataclasses.asdict` and
+built by calling the class, so a nested dataclass comes back as a dict.
+
+All types share the table: JSON is kept in the column ``payload`` (jsonb), bytes in ``body`` (bytea).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+from sqlalchemy import Dialect, LargeBinary
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.types import TypeDecorator, TypeEngine
+
+from .errors import InvalidValue
+
+__all__ = ["MAX_BYTES", "BytesPayload", "JSONPayload", "payload_column_type"]
+
+#: The largest payload, in bytes of its JSON text or of its body.
+MAX_BYTES = 64 * 1024 * 1024
+
+# PostgreSQL's jsonb can hold neither a NUL character nor half a surrogate pair.
+_NOT_IN_JSONB = re.compile(r"(?<!\\)(?:\\\\)*\\u(?:0000|d[89ab]..(?!\\ud[c-f])|d[c-f])")
+_SURROGATE_PAIR = re.compile(r"\\ud[89ab]..\\ud[c-f]..")
+
+
+def json_text(value: Any, field: str) -> str:
+    """``value`` as JSON text that PostgreSQL takes; raises :class:`InvalidValue` naming ``field`` otherwise."""
+    try:
+        encoded = json.dumps(value, allow_nan=False)
+    except ValueError as error:
+        raise InvalidValue(f"{field} holds a number or a structure that JSON has no form for: {error}") from error
+    except TypeError as error:
+        raise InvalidValue(f"{field} must be JSON: {error}") from error
+    if len(encoded) > MAX_BYTES:
+        raise InvalidValue(f"{field} has {len(encoded):,} bytes as JSON, more than {MAX_BYTES:,}")
+    if "\\u" in encoded and _NOT_IN_JSONB.search(_SURROGATE_PAIR.sub("", encoded)):
+        raise InvalidValue(f"{field} holds a NUL character or a lone surrogate, which PostgreSQL can't store in JSON")
+    return encoded
+
+
+def check_body(value: Any) -> bytes | None:
+    """Binary data of at most :data:`MAX_BYTES`, or :class:`InvalidValue`."""
+    if value is None:
+        return None
+    if not isinstance(value, bytes | bytearray | memoryview):
+        raise InvalidValue(f"body must be bytes, not {type(value).__name__}")
+    if len(value) > MAX_BYTES:
+        raise InvalidValue(f"body has {len(value):,} bytes, more than {MAX_BYTES:,}")
+    return bytes(value)
+
+
+class JSONPayload(TypeDecorator[Any]):
+    """jsonb that refuses, before anything is sent, what PostgreSQL or JSON can't hold."""
+
+    impl = JSONB(none_as_null=True)
+    cache_ok = True
+
+    def __init__(self, field: str = "payload") -> None:
+        super().__init__()
+        self.field = field
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
+        if value is not None:
+            json_text(value, self.field)
+        return value
+
+
+class BytesPayload(TypeDecorator[bytes]):
+    """bytea with a limit on its size."""
+
+    impl = LargeBinary
+    cache_ok = True
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
+        return check_body(value)
+
+
+class ObjectPayload(JSONPayload):
+    """jsonb that is read and written as objects of ``payload_type``."""
+
+    cache_ok = True
+
+    def __init__(self, payload_type: Any) -> None:
+        super().__init__()
+        self.payload_type = payload_type
+        self._dump, self._load = _converters(payload_type)
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
+        return None if value is None else super().process_bind_param(self._dump(value), dialect)
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> Any:
+        return None if value is None else self._load(value)
+
+
+def payload_column_type(payload_type: Any) -> TypeEngine[Any]:
+    """The column type for a payload of ``payload_type``."""
+    if payload_type is Any or payload_type is None:
+        return JSONPayload()
+    return BytesPayload() if payload_type is bytes else ObjectPayload(payload_type)
+
+
+def _converters(payload_type: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    """How to turn an object into plain JSON data and back."""
+    try:
+        from pydantic import TypeAdapter
+    except ImportError:
+        if dataclasses.is_dataclass(payload_type) and isinstance(payload_type, type):
+            return dataclasses.asdict, lambda data: payload_type(**data)
+        raise InvalidValue(
+            f"payload_type {payload_type!r} needs Pydantic (pip install 'fairqueue[pydantic]');"
+            " without it a payload is JSON, bytes or a dataclass"
+        ) from None
+    adapter: TypeAdapter[Any] = TypeAdapter(payload_type)
+    return lambda value: adapter.dump_python(value, mode="json"), adapter.validate_python

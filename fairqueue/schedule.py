@@ -1,0 +1,85 @@
+"""When a message may be served: at once, after a delay, at a time, or ahead of the others of its channel.
+
+All of these are one number, ``dequeue_at``: Unix time in milliseconds. A channel serves its messages in the order of
+``(dequeue_at, id)``, none before the database clock has reached its time; so a priority is a time in the past, and a
+message that is urgent and for later can't be expressed::
+
+    >>> dequeue_at(priority=5)
+    -5
+    >>> dequeue_at(priority=5, delay=60)
+    Traceback (most recent call last):
+    ...
+    fairqueue.errors.InvalidValue: only one of delay, priority may be given: a priority is a time in the past, ...
+"""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime, timedelta
+
+from sqlalchemy import BigInteger, func
+
+from ._functions import SchemaFunction
+from .errors import InvalidValue
+
+__all__ = ["Delay", "check_seconds", "dequeue_at"]
+
+_TEN_YEARS = 315_576_000
+
+
+class Delay(float):
+    """A number of seconds from now, by the clock of the database."""
+
+    def expression(self) -> SchemaFunction:
+        """The time as SQL; makes SQLAlchemy insert the message with a statement of its own."""
+        clock = func.clock_timestamp() + func.make_interval(0, 0, 0, 0, 0, 0, float(self))
+        return SchemaFunction("unix_ms", clock, type_=BigInteger)
+
+
+def dequeue_at(
+    *,
+    delay: float | timedelta | None = None,
+    at: datetime | None = None,
+    priority: int | None = None,
+    dequeue_at: int | None = None,
+) -> int | Delay | None:
+    """The ``dequeue_at`` that is meant: a number, a :class:`Delay` that the database has to add up, or None for now.
+
+    :param delay: seconds from now by the database clock, or a timedelta.
+    :param at: a point in time, with a time zone.
+    :param priority: 0 (as it comes) or more; higher goes first inside the channel.
+    :param dequeue_at: Unix time in milliseconds as it is stored.
+    :raises InvalidValue: if more than one is given, or one can't be.
+    """
+    options = {"delay": delay, "at": at, "priority": priority, "dequeue_at": dequeue_at}
+    given = [name for name, value in options.items() if value is not None]
+    if len(given) > 1:
+        raise InvalidValue(
+            f"only one of {', '.join(given)} may be given: a priority is a time in the past, so a message can't be"
+            " urgent and for later"
+        )
+    if delay is not None:
+        return Delay(check_seconds("delay", delay))
+    if at is not None:
+        if not isinstance(at, datetime) or at.tzinfo is None:
+            raise InvalidValue(f"at must be a datetime with a time zone, not {at!r}: use datetime.now(timezone.utc)")
+        return math.floor(at.timestamp() * 1000)
+    if priority is not None:
+        if not _is_integer(priority) or not 0 <= priority < 2**62:
+            raise InvalidValue(f"priority must be a whole number of 0 or more, not {priority!r}")
+        return -priority or None
+    if dequeue_at is not None and (not _is_integer(dequeue_at) or not -(2**62) < dequeue_at < 2**62):
+        raise InvalidValue(f"dequeue_at must be Unix time in whole milliseconds, not {dequeue_at!r}")
+    return dequeue_at
+
+
+def check_seconds(field: str, value: float | timedelta, minimum: float = 0) -> float:
+    """A time span in seconds; raises :class:`InvalidValue` unless it is between ``minimum`` and ten years."""
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not minimum <= seconds <= _TEN_YEARS:
+        raise InvalidValue(f"{field} must be between {minimum:g} and {_TEN_YEARS} seconds, not {value!r}")
+    return float(seconds)
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

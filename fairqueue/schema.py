@@ -1,0 +1,210 @@
+"""Installing, upgrading and checking the tables and functions in a database.
+
+The SQL is kept twice, each form for its readers: ``sql/head/`` holds the objects as they are now, one a file, and
+``sql/steps/`` the frozen numbered steps that lead from one version to the next. :func:`install` takes the first road,
+migrations the second; both end in the same schema.
+
+The files name no schema. They run with a ``search_path`` of just the schema that they are installed in, and each
+function keeps that path (``SET search_path FROM CURRENT``), so one text serves any schema name and can be read, and
+run with psql, as it stands::
+
+    from sqlalchemy import create_engine
+    from fairqueue import schema
+
+    with create_engine("postgresql+psycopg://localhost/app").begin() as connection:
+        schema.install(connection, "fairqueue")
+        schema.verify(connection, "fairqueue")
+
+Everything here returns or runs plain statements; nothing needs Alembic.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from importlib.resources import files
+
+from sqlalchemy import Connection, TextClause, text
+from sqlalchemy.dialects.postgresql import dialect as postgresql_dialect
+
+from .errors import InvalidValue, SchemaVersionError
+
+__all__ = ["DEFAULT_SCHEMA", "HEAD", "downgrade_sql", "install", "install_sql", "installed_version", "lock_sql",
+           "quote", "uninstall", "upgrade_sql", "verify"]
+
+#: The version that this library works with: the number of the last step.
+HEAD = 1
+
+DEFAULT_SCHEMA = "fairqueue"
+
+_SQL = files("fairqueue") / "sql"
+_STEPS = {1: "0001_initial"}
+
+# What a semicolon may hide in: comments, strings, quoted names and dollar-quoted bodies.
+_TOKEN = re.compile(r"--[^\n]*|/\*.*?\*/|'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|(\$\w*\$).*?\1|;", re.DOTALL)
+
+
+def quote(name: str) -> str:
+    """``name`` as an SQL identifier, quoted where it has to be."""
+    # In this paramstyle the quoting leaves a percent sign as it is.
+    quoted: str = postgresql_dialect(paramstyle="named").identifier_preparer.quote(name)
+    return quoted
+
+
+def install_sql(schema: str = DEFAULT_SCHEMA) -> list[str]:
+    """The statements that install the current version into ``schema``, creating it where there is none."""
+    folders = sorted((_SQL / "head").iterdir(), key=lambda folder: folder.name)
+    scripts = [
+        file.read_text("utf-8")
+        for folder in folders
+        for file in sorted(folder.iterdir(), key=lambda file: file.name)
+    ]
+    return [*_create_schema(schema), *_within(schema, scripts)]
+
+
+def upgrade_sql(schema: str, start: int, end: int) -> list[str]:
+    """The statements of the frozen steps from version ``start`` (0: nothing installed) to ``end``."""
+    _check_versions(start, end)
+    scripts = [_step(version, "up") for version in range(start + 1, end + 1)]
+    return [*(_create_schema(schema) if start == 0 else [lock_sql(schema)]), *_within(schema, scripts)]
+
+
+def downgrade_sql(schema: str, start: int, end: int) -> list[str]:
+    """The statements of the frozen steps from version ``start`` back to ``end`` (0: as it was before)."""
+    _check_versions(end, start)
+    scripts = [_step(version, "down") for version in range(start, end, -1)]
+    return [lock_sql(schema), *_within(schema, scripts), *([_drop_schema(schema)] if end == 0 else [])]
+
+
+def lock_sql(schema: str) -> str:
+    """The statement that keeps other installs, upgrades and downgrades of ``schema`` out until the commit.
+
+    The statements of the functions above begin with it; taken by itself, it lets a program look at what is installed
+    before it decides.
+    """
+    key = f"fairqueue:{schema}".replace("'", "''")
+    return f"SELECT pg_advisory_xact_lock(hashtextextended('{key}', 0))"
+
+
+def installed_version(connection: Connection, schema: str = DEFAULT_SCHEMA) -> int:
+    """The version installed in ``schema``; 0 where there is none. Reads the catalog, takes no lock on our tables."""
+    present = connection.scalar(
+        text(
+            "SELECT count(*) FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace"
+            " WHERE n.nspname = :schema AND p.proname = 'schema_version' AND p.pronargs = 0"
+        ),
+        {"schema": schema},
+    )
+    if not present:
+        return 0
+    return connection.scalar(_plain(f"SELECT {quote(schema)}.schema_version()")) or 0
+
+
+def verify(connection: Connection, schema: str = DEFAULT_SCHEMA) -> None:
+    """Raise :class:`SchemaVersionError` unless ``schema`` holds the version that this library works with.
+
+    Call it once when a program starts. The message says which revision to write.
+    """
+    found = installed_version(connection, schema)
+    if found == HEAD:
+        return
+    if found == 0:
+        problem = f"schema {schema!r} has no fairqueue: write a revision with op.create_fairqueue({HEAD})"
+    elif found < HEAD:
+        problem = (
+            f"schema {schema!r} holds version {found} of fairqueue, this library needs {HEAD}:"
+            f" write a revision with op.upgrade_fairqueue({found}, {HEAD})"
+        )
+    else:
+        problem = (
+            f"schema {schema!r} holds version {found} of fairqueue, this library knows no more than {HEAD}:"
+            f" upgrade the package, or write a revision with op.downgrade_fairqueue({found}, {HEAD}) while the newer"
+            " package is installed"
+        )
+    raise SchemaVersionError(problem)
+
+
+def install(connection: Connection, schema: str = DEFAULT_SCHEMA) -> None:
+    """Install the current version into ``schema`` within the caller's transaction; nothing if it is there already.
+
+    Raises :class:`SchemaVersionError` when another version is there. Installs that run at the same time are safe.
+    """
+    _run(connection, [lock_sql(schema)])
+    if installed_version(connection, schema) == 0:
+        _run(connection, install_sql(schema))
+    verify(connection, schema)
+
+
+def uninstall(connection: Connection, schema: str = DEFAULT_SCHEMA) -> None:
+    """Remove whatever version is installed in ``schema``, with its messages; nothing if there is none."""
+    _run(connection, [lock_sql(schema)])
+    _run(connection, downgrade_sql(schema, installed_version(connection, schema), 0))
+
+
+def _run(connection: Connection, statements: list[str]) -> None:
+    for statement in statements:
+        connection.execute(_plain(statement))
+
+
+def _plain(statement: str) -> TextClause:
+    """A statement that is to be sent as it stands: a colon in it names no parameter."""
+    return text(statement.replace(":", r"\:"))
+
+
+def _step(version: int, direction: str) -> str:
+    return (_SQL / "steps" / f"{_STEPS[version]}.{direction}.sql").read_text("utf-8")
+
+
+def _check_versions(low: int, high: int) -> None:
+    if not 0 <= low <= high <= HEAD:
+        raise SchemaVersionError(
+            f"this library knows the versions 0 to {HEAD} of its schema, and was asked to go between"
+            f" {low} and {high}: install the release of fairqueue that the migration was written for"
+        )
+
+
+def _within(schema: str, scripts: list[str]) -> Iterator[str]:
+    """Run scripts with the search_path set to ``schema``, and the caller's put back afterwards."""
+    path = f"{quote(schema)}, pg_temp".replace("'", "''")
+    yield "SELECT set_config('fairqueue.search_path', current_setting('search_path'), false)"
+    yield f"SELECT set_config('search_path', '{path}', false)"
+    for script in scripts:
+        yield from _split(script)
+    yield "SELECT set_config('search_path', current_setting('fairqueue.search_path'), false)"
+
+
+def _split(script: str) -> Iterator[str]:
+    """The statements of a script, each with the comments before it; asyncpg takes only one at a time."""
+    start = 0
+    for token in _TOKEN.finditer(script):
+        if token.group() == ";":
+            yield script[start : token.start()].strip()
+            start = token.end()
+
+
+def _create_schema(schema: str) -> list[str]:
+    check_schema_name(schema)
+    return [
+        "DO $$ BEGIN IF current_setting('server_version_num')::integer < 140000 THEN RAISE feature_not_supported"
+        " USING MESSAGE = 'fairqueue needs PostgreSQL 14 or later, this server is '"
+        " || current_setting('server_version'); END IF; END $$",
+        lock_sql(schema),
+        # The comment marks a schema as ours to drop; one that was there before is left in place.
+        f"DO $fq$ BEGIN IF to_regnamespace('{quote(schema).replace(chr(39), chr(39) * 2)}') IS NULL THEN"
+        f" CREATE SCHEMA {quote(schema)}; COMMENT ON SCHEMA {quote(schema)} IS 'fairqueue'; END IF; END $fq$",
+    ]
+
+
+def _drop_schema(schema: str) -> str:
+    regnamespace = quote(schema).replace("'", "''")
+    return (
+        f"DO $fq$ BEGIN IF obj_description(to_regnamespace('{regnamespace}'), 'pg_namespace') = 'fairqueue'"
+        f" AND NOT EXISTS (SELECT FROM pg_class WHERE relnamespace = to_regnamespace('{regnamespace}'))"
+        f" THEN DROP SCHEMA {quote(schema)}; END IF; END $fq$"
+    )
+
+
+def check_schema_name(schema: str) -> None:
+    """Raise :class:`InvalidValue` unless ``schema`` can be the name of a schema."""
+    if not schema or len(schema.encode()) > 63 or "\x00" in schema or "$fq$" in schema:
+        raise InvalidValue(f"schema must be a name of 1 to 63 bytes, not {schema!r}")

@@ -1,0 +1,23 @@
+-- Where the rotation of a queue stands: one row a queue, written by dequeues alone.
+--
+-- Besides the virtual time it holds the lower bounds from which every index scan of a dequeue starts, so that none
+-- walks over entries that are dead but, because of an old snapshot, not yet removable. The row itself is updated by
+-- every dequeue that does something; being keyed by a number that grows, it is read as the last entry of its index
+-- and costs the same however many dead versions lie before it.
+CREATE TABLE rotation (
+    queue        text        NOT NULL,
+    turn         bigint      NOT NULL,
+    -- Start tag of the message served last: where a channel that becomes active starts. Only ever grows.
+    vtime        bigint      NOT NULL,
+    -- Signals of transactions from news_from on, and of those in news_open, have not been folded yet.
+    news_from    xid8        NOT NULL,
+    news_open    xid8[]      NOT NULL,
+    -- No lease ends, and no waiting lane is due, before these.
+    lease_floor  timestamptz NOT NULL,
+    due_floor    bigint      NOT NULL,
+    -- Idle lanes below this tag have been removed.
+    idle_floor   bigint      NOT NULL,
+    -- The last channel that scheduler_sweep looked at ('' at the start of a round).
+    swept        text        NOT NULL,
+    CONSTRAINT rotation_pkey PRIMARY KEY (queue, turn)
+) WITH (autovacuum_vacuum_scale_factor = 0.05);

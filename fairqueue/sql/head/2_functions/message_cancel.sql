@@ -1,0 +1,30 @@
+-- Takes messages out of the queue for good, whether ready or leased.
+--
+-- Called by the application. Returns for each id, in the order given, 'cancelled' or 'not_found'. The worker of a
+-- leased message learns it at its next heartbeat, at the latest when it completes: the message is 'not_found'.
+-- Locks: the messages it deletes, in the order of ids, until the end of the transaction.
+CREATE FUNCTION message_cancel(ids bigint[]) RETURNS TABLE (id bigint, result text)
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan
+SET jit = off
+SET enable_seqscan = off
+AS $$
+#variable_conflict use_column
+BEGIN
+    IF ids IS NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'ids must be a list of message ids, not null';
+    END IF;
+    RETURN QUERY
+    WITH named AS MATERIALIZED (
+        SELECT * FROM unnest(ids) WITH ORDINALITY AS l (id, n) ORDER BY l.id
+    ), done AS (
+        DELETE FROM message m USING named l WHERE m.id = l.id RETURNING m.id
+    )
+    SELECT l.id, CASE WHEN d.id IS NULL THEN 'not_found' ELSE 'cancelled' END
+    FROM named l LEFT JOIN done d ON d.id = l.id
+    ORDER BY l.n;
+END
+$$;
+
+REVOKE EXECUTE ON FUNCTION message_cancel FROM PUBLIC;

@@ -1,0 +1,40 @@
+-- Ends leases whose work is to go on later: the messages go back into their channels with a saved state.
+--
+-- Called by workers. states[i] is what the next attempt of ids[i] will find in message.state; without states the
+-- saved ones stay. Returns for each lease, in the order given, 'deferred', 'stale' or 'not_found'.
+-- Locks: the messages it updates, until the end of the transaction. The trigger message_moved signals the channels.
+CREATE FUNCTION message_defer(
+    ids bigint[], attempts integer[], delay_seconds double precision DEFAULT 0, states jsonb[] DEFAULT NULL
+) RETURNS TABLE (id bigint, result text)
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan
+SET jit = off
+SET enable_seqscan = off
+AS $$
+#variable_conflict use_column
+BEGIN
+    PERFORM check_seconds('delay_seconds', delay_seconds, 0);
+    IF cardinality(states) <> cardinality(ids) THEN
+        RAISE invalid_parameter_value USING
+            MESSAGE = format('ids and states must have the same length, not %s and %s',
+                cardinality(ids), cardinality(states));
+    END IF;
+    RETURN QUERY
+    WITH lease AS MATERIALIZED (
+        SELECT * FROM lease_list(ids, attempts)
+    ), done AS (
+        UPDATE message m
+        SET leased_until = NULL, dequeue_at = unix_ms(clock_timestamp() + make_interval(secs => delay_seconds)),
+            state = CASE WHEN states IS NULL THEN m.state ELSE states[l.n] END
+        FROM lease l
+        WHERE m.id = l.id AND m.attempt = l.attempt AND m.leased_until IS NOT NULL
+        RETURNING m.id
+    )
+    SELECT l.id, CASE WHEN d.id IS NULL THEN lease_refusal(l.id) ELSE 'deferred' END
+    FROM lease l LEFT JOIN done d ON d.id = l.id
+    ORDER BY l.n;
+END
+$$;
+
+REVOKE EXECUTE ON FUNCTION message_defer FROM PUBLIC;

@@ -1,0 +1,232 @@
+-- Leases up to max_messages messages of a queue for lease_seconds, in the order of start-time fair queueing.
+--
+-- Called by workers, in a READ COMMITTED transaction that commits at once. Returns the messages in the order in which
+-- they were scheduled; fewer than asked for only when fewer are eligible.
+--
+-- Scheduling (Goyal, Vin, Cheng: Start-time Fair Queueing, 1996). Each active channel has a lane with a start tag.
+-- The next message comes from the lowest tag, ties from the lane that has been active longest; serving it moves the
+-- tag on by cost / weight. A channel that becomes active starts at max(its own tag, virtual time). One statement
+-- below schedules a whole batch, exactly as single dequeues in a row would.
+--
+-- Locks: the queue's turn until the end of the transaction, so that one dequeue at a time schedules a queue: its order,
+-- and with it every limit, is exact whatever the number of workers. Then the messages that it leases; a message that
+-- somebody else holds is passed over. Enqueues and completions take none of these locks and never wait for them.
+CREATE FUNCTION message_dequeue(
+    queue text DEFAULT 'default', max_messages integer DEFAULT 1, lease_seconds double precision DEFAULT 30
+) RETURNS TABLE (
+    id bigint, channel text, attempt integer, payload jsonb, body bytea, state jsonb, error text,
+    dequeue_at bigint, cost double precision, created_at timestamptz, leased_until timestamptz
+)
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path FROM CURRENT
+-- One plan a session, found without statistics: planning anew took most of a call. Every access is by an index.
+SET plan_cache_mode = force_generic_plan
+SET jit = off
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_queue CONSTANT text := $1;
+    -- How much news one call takes in before it serves: in proportion to what it serves.
+    v_news integer := 64 + 4 * max_messages;
+    v_want integer := max_messages;
+    v_demand integer := max_messages;
+    v_clock timestamptz;
+    v_now bigint;
+    v_until timestamptz;
+    v_got integer;
+    v_fold boolean := true;
+    v_reclaim boolean;
+    v_written boolean := true;
+    r rotation%ROWTYPE;
+BEGIN
+    IF v_queue IS NULL OR char_length(v_queue) NOT BETWEEN 1 AND 255 THEN
+        RAISE invalid_parameter_value USING MESSAGE = format('queue must have 1 to 255 characters, not %s',
+            coalesce(char_length(v_queue)::text, 'null'));
+    ELSIF max_messages IS NULL OR max_messages NOT BETWEEN 1 AND 10000 THEN
+        RAISE invalid_parameter_value USING MESSAGE = format('max_messages must be 1 to 10000, not %s',
+            coalesce(max_messages::text, 'null'));
+    END IF;
+    PERFORM check_seconds('lease_seconds', lease_seconds, 0.001);
+    IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
+        RAISE active_sql_transaction USING
+            MESSAGE = format('message_dequeue needs READ COMMITTED, this transaction is %s',
+                upper(current_setting('transaction_isolation'))),
+            HINT = 'Dequeue in a short transaction of its own.';
+    END IF;
+
+    IF NOT scheduler_turn(v_queue) THEN
+        RETURN;
+    END IF;
+    v_clock := clock_timestamp();
+    v_now := unix_ms(v_clock);
+    v_until := v_clock + make_interval(secs => lease_seconds);
+
+    SELECT t.* INTO r FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
+    IF NOT FOUND THEN
+        IF NOT EXISTS (SELECT FROM signal s WHERE s.queue = v_queue LIMIT 1) THEN
+            RETURN;
+        END IF;
+        INSERT INTO rotation AS t
+        VALUES (v_queue, 0, 0, '0', '{}', 'infinity', 9223372036854775807, -1, '')
+        RETURNING t.* INTO r;
+    ELSIF r.news_from > pg_snapshot_xmax(pg_current_snapshot()) THEN
+        -- Restored from a dump of another server, whose transaction ids were ahead.
+        r.news_from := '0';
+    END IF;
+    v_reclaim := r.lease_floor <= v_clock;
+
+    -- Each round takes in some news, then serves. It is the last one, unless the batch comes out short.
+    LOOP
+        IF v_reclaim THEN
+            SELECT c.lease_floor, c.more INTO r.lease_floor, v_reclaim
+            FROM scheduler_reclaim(v_queue, v_clock, r.lease_floor, v_news) c;
+            v_fold := true;
+            v_written := false;
+        END IF;
+        IF v_fold AND (EXISTS (SELECT FROM signal s WHERE s.queue = v_queue AND s.xid >= r.news_from LIMIT 1)
+            OR EXISTS (SELECT FROM signal s WHERE s.queue = v_queue AND s.xid = ANY (r.news_open) LIMIT 1))
+        THEN
+            SELECT f.news_from, f.news_open, least(f.due_floor, r.due_floor), f.more
+            INTO r.news_from, r.news_open, r.due_floor, v_fold
+            FROM scheduler_fold(v_queue, r.vtime, v_now, v_news, r.news_from, r.news_open) f;
+            v_written := false;
+        ELSE
+            v_fold := false;
+        END IF;
+        -- Signals come in faster than they are folded, or, now and then, to find what no signal told of.
+        IF v_fold OR r.turn % 64 = 32 THEN
+            SELECT w.swept, least(w.due_floor, r.due_floor) INTO r.swept, r.due_floor
+            FROM scheduler_sweep(v_queue, r.vtime, v_now, v_news, r.swept) w;
+        END IF;
+        IF r.due_floor <= v_now THEN
+            r.due_floor := scheduler_wake(v_queue, r.vtime, v_now, r.due_floor, v_news);
+            v_written := false;
+        END IF;
+        IF r.turn % 64 = 0 THEN
+            SELECT y.vtime, y.idle_floor INTO r.vtime, r.idle_floor
+            FROM scheduler_tidy(v_queue, r.vtime, r.idle_floor) y;
+        END IF;
+
+        IF NOT EXISTS (
+            SELECT FROM lane l WHERE l.queue = v_queue AND l.state = 'ready' AND l.tag >= r.vtime LIMIT 1)
+        THEN
+            EXIT WHEN NOT (v_fold OR v_reclaim OR r.due_floor <= v_now);
+            v_news := least(v_news * 4, 20000);
+            CONTINUE;
+        END IF;
+
+        RETURN QUERY
+        -- The lanes that can have a part in the next v_want messages: those with the lowest tags.
+        WITH competing AS MATERIALIZED (
+            SELECT l.ctid AS lane, l.channel, l.tag, l.since, l.weight, l.head_at, l.head_id,
+                lane_step(1, l.weight)::double precision AS step
+            FROM lane l
+            WHERE l.queue = v_queue AND l.state = 'ready' AND l.tag >= r.vtime
+            ORDER BY l.tag, l.since
+            LIMIT v_want
+        -- How many messages each may get, if all cost 1: those that start before the tag at which v_demand messages
+        -- have started. A guess: what costs make different is caught by the horizon below.
+        ), shares AS (
+            SELECT c.*, least(v_demand, floor((greatest(max(c.tag - r.vtime) OVER (),
+                    (v_demand - count(*) OVER () + sum((c.tag - r.vtime) / c.step) OVER ())
+                        / sum(1 / c.step) OVER ()) - (c.tag - r.vtime)) / c.step + 0.000001) + 1)::integer AS share
+            FROM competing c
+        -- Their first messages, and one more, which tells where the lane stands afterwards.
+        ), candidates AS (
+            SELECT s.lane, s.tag, s.since, s.share, m.row, m.id, m.dequeue_at, m.step, m.nth,
+                s.tag + (sum(m.step) OVER (PARTITION BY s.since ORDER BY m.nth) - m.step)::bigint AS start,
+                coalesce(m.dequeue_at <= v_now, false) AS ripe
+            FROM shares s
+            LEFT JOIN LATERAL (
+                SELECT m.ctid AS row, m.id, m.dequeue_at, lane_step(m.cost, s.weight) AS step,
+                    row_number() OVER (ORDER BY m.dequeue_at, m.id) AS nth
+                FROM message m
+                WHERE m.queue = v_queue AND m.channel = s.channel AND m.leased_until IS NULL
+                    AND (m.dequeue_at, m.id) >= (s.head_at, s.head_id)
+                ORDER BY m.dequeue_at, m.id
+                LIMIT s.share + 1) m ON true
+        ), placed AS (
+            SELECT c.*, row_number() OVER (PARTITION BY c.ripe ORDER BY c.start, c.since) AS place
+            FROM candidates c
+        -- Beyond the last message that was fetched of a lane there may be others that go first.
+        ), horizon AS (
+            SELECT p.*, min(p.place) FILTER (WHERE p.ripe AND p.nth > p.share) OVER () AS horizon
+            FROM placed p
+        ), marked AS MATERIALIZED (
+            SELECT h.*, h.ripe AND h.place <= least(v_want, h.horizon) AS taken FROM horizon h
+        ), held AS MATERIALIZED (
+            SELECT m.ctid AS row, k.place
+            FROM marked k
+            JOIN message m ON m.ctid = k.row
+            WHERE k.taken AND m.leased_until IS NULL AND m.dequeue_at <= v_now
+            FOR NO KEY UPDATE OF m SKIP LOCKED
+        ), leased AS (
+            UPDATE message m
+            SET attempt = m.attempt + 1, leased_until = v_until
+            FROM held h
+            WHERE m.ctid = h.row
+            RETURNING m.*, h.place
+        -- A message that was passed over, because somebody else held or just changed it, is news for the next turn.
+        ), missed AS (
+            INSERT INTO signal (queue, channel, dequeue_at, message_id)
+            SELECT v_queue, m.channel, k.dequeue_at, k.id
+            FROM marked k JOIN message m ON m.ctid = k.row
+            WHERE k.taken
+                AND (SELECT count(*) FROM leased) < (SELECT count(*) FROM marked t WHERE t.taken)
+                AND NOT EXISTS (SELECT FROM leased d WHERE d.place = k.place)
+        ), moves AS MATERIALIZED (
+            SELECT k.lane, coalesce(sum(k.step) FILTER (WHERE k.taken), 0)::bigint AS spent,
+                count(k.id) > k.share AS cut_off,
+                max(k.dequeue_at) FILTER (WHERE k.taken) AS last_at,
+                (array_agg(k.id ORDER BY k.nth DESC) FILTER (WHERE k.taken))[1] AS last_id,
+                (array_agg(k.dequeue_at ORDER BY k.nth) FILTER (WHERE NOT k.taken))[1] AS next_at,
+                (array_agg(k.id ORDER BY k.nth) FILTER (WHERE NOT k.taken))[1] AS next_id
+            FROM marked k
+            GROUP BY k.lane, k.share
+        ), moved AS (
+            UPDATE lane l
+            SET tag = l.tag + v.spent,
+                state = CASE WHEN v.next_at <= v_now THEN 'ready' WHEN v.next_at IS NOT NULL THEN 'waiting'
+                    WHEN v.cut_off THEN 'ready' ELSE 'idle' END,
+                due = CASE WHEN v.next_at > v_now THEN v.next_at END,
+                head_at = coalesce(v.next_at, v.last_at, l.head_at),
+                head_id = coalesce(v.next_id, v.last_id + 1, l.head_id)
+            FROM moves v
+            WHERE l.ctid = v.lane
+        ), turned AS (
+            UPDATE rotation t
+            SET turn = t.turn + 1,
+                vtime = greatest(r.vtime, (SELECT max(k.start) FROM marked k WHERE k.taken)),
+                news_from = r.news_from, news_open = r.news_open, idle_floor = r.idle_floor, swept = r.swept,
+                due_floor = least(r.due_floor, (SELECT min(v.next_at) FROM moves v WHERE v.next_at > v_now)),
+                lease_floor = least(r.lease_floor, v_until)
+            WHERE t.queue = v_queue AND t.turn = r.turn
+        )
+        SELECT d.id, d.channel, d.attempt, d.payload, d.body, d.state, d.error, d.dequeue_at, d.cost, d.created_at,
+            d.leased_until
+        FROM leased d
+        ORDER BY d.place;
+
+        GET DIAGNOSTICS v_got = ROW_COUNT;
+        v_written := true;
+        v_want := v_want - v_got;
+        EXIT WHEN v_want = 0;
+        -- Short because of the horizon, because lanes turned out to be empty, or because no more is eligible.
+        v_demand := least(v_demand * 4, 100000);
+        SELECT t.* INTO r FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
+    END LOOP;
+
+    IF NOT v_written THEN
+        UPDATE rotation t
+        SET turn = t.turn + 1, vtime = r.vtime, news_from = r.news_from, news_open = r.news_open,
+            lease_floor = r.lease_floor, due_floor = r.due_floor, idle_floor = r.idle_floor, swept = r.swept
+        WHERE t.queue = v_queue AND t.turn = r.turn;
+    END IF;
+END
+$$;
+
+REVOKE EXECUTE ON FUNCTION message_dequeue FROM PUBLIC;

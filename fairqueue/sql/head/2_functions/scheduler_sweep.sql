@@ -1,0 +1,46 @@
+-- Looks at the next max_channels channels, by name, that have ready messages, and makes sure their lanes know.
+--
+-- Called by message_dequeue, within the turn, when signals arrive faster than they can be folded: a channel's news
+-- then need not wait behind the many signals of another. One index probe a channel, however many messages it has.
+-- Locks: the lanes that scheduler_activate changes.
+--
+-- Returns the last channel looked at ('' when the round is complete) and the earliest time at which a lane that now
+-- waits is due.
+CREATE FUNCTION scheduler_sweep(
+    queue text, vtime bigint, now_ms bigint, max_channels integer, INOUT swept text, OUT due_floor bigint
+)
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan
+SET jit = off
+SET enable_seqscan = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_queue CONSTANT text := $1;
+    v_swept CONSTANT text := $5;
+    v_channels text[];
+    v_ats bigint[];
+    v_ids bigint[];
+BEGIN
+    WITH RECURSIVE walk AS (
+        (SELECT m.channel, m.dequeue_at, m.id FROM message m
+         WHERE m.queue = v_queue AND m.leased_until IS NULL AND m.channel > v_swept
+         ORDER BY m.channel, m.dequeue_at, m.id LIMIT 1)
+        UNION ALL
+        SELECT n.channel, n.dequeue_at, n.id
+        FROM walk w CROSS JOIN LATERAL (
+            SELECT m.channel, m.dequeue_at, m.id FROM message m
+            WHERE m.queue = v_queue AND m.leased_until IS NULL AND m.channel > w.channel
+            ORDER BY m.channel, m.dequeue_at, m.id LIMIT 1) n
+    ), step AS (
+        SELECT * FROM walk LIMIT max_channels
+    )
+    SELECT array_agg(s.channel), array_agg(s.dequeue_at), array_agg(s.id),
+        CASE WHEN count(*) = max_channels THEN max(s.channel) ELSE '' END
+    INTO v_channels, v_ats, v_ids, swept
+    FROM step s;
+
+    due_floor := scheduler_activate(v_queue, vtime, now_ms, v_channels, v_ats, v_ids);
+END
+$$;

@@ -1,0 +1,38 @@
+-- Waits for the caller's turn to dequeue from a queue and keeps it until the end of the transaction.
+--
+-- Called by message_dequeue. True: the turn is the caller's. False: somebody else has it and waiting could deadlock,
+-- because this transaction has already written something and may hold locks that the other one needs.
+-- Locks: one transaction-level advisory lock a queue. Nothing else in fairqueue takes it.
+--
+-- Raises lock_not_available after 10 s: a transaction that dequeues has to commit at once.
+CREATE FUNCTION scheduler_turn(queue text) RETURNS boolean
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+DECLARE
+    v_key CONSTANT bigint := hashtextextended(current_schema() || '.' || queue, 720720);
+BEGIN
+    IF pg_try_advisory_xact_lock(v_key) THEN
+        RETURN true;
+    ELSIF pg_current_xact_id_if_assigned() IS NOT NULL THEN
+        RETURN false;
+    END IF;
+    DECLARE
+        v_timeout CONSTANT text := current_setting('lock_timeout');
+    BEGIN
+        PERFORM set_config('lock_timeout', '10s', true);
+        PERFORM pg_advisory_xact_lock(v_key);
+        PERFORM set_config('lock_timeout', v_timeout, true);
+        RETURN true;
+    EXCEPTION WHEN lock_not_available THEN
+        RAISE lock_not_available USING
+            MESSAGE = format('queue %L has been held by another dequeue for 10 s', queue),
+            DETAIL = format('Held by the server process with pid %s.', (
+                SELECT string_agg(l.pid::text, ', ') FROM pg_locks l
+                WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
+                    AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+                    AND (l.classid::bigint << 32) | l.objid::bigint = v_key)),
+            HINT = 'Commit the transaction of a dequeue at once: the lease, not the transaction, keeps the messages.';
+    END;
+END
+$$;

@@ -1,0 +1,17 @@
+-- Trigger function of channel_changed: tells the scheduler to read the policy of a channel again.
+--
+-- Locks: none that anybody waits for; it appends rows.
+CREATE FUNCTION signal_channel() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+    IF TG_OP <> 'INSERT' THEN
+        INSERT INTO signal (queue, channel) VALUES (OLD.queue, OLD.name);
+    END IF;
+    IF TG_OP <> 'DELETE' THEN
+        INSERT INTO signal (queue, channel) VALUES (NEW.queue, NEW.name);
+    END IF;
+    RETURN NULL;
+END
+$$;

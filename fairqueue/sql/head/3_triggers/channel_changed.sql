@@ -1,0 +1,4 @@
+-- A changed policy takes effect at the next dequeue.
+CREATE TRIGGER channel_changed
+AFTER INSERT OR DELETE OR UPDATE OF queue, name, weight ON channel
+FOR EACH ROW EXECUTE FUNCTION signal_channel();
