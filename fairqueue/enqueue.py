@@ -23,13 +23,12 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Required, TypedDict, TypeVar, overload
 
 from sqlalchemy import ARRAY, BigInteger, Double, LargeBinary, Text, bindparam, cast, func, insert, select
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.sql.dml import ReturningInsert
 from sqlalchemy.util import await_only
-from typing_extensions import Required
 
 from ._functions import SchemaFunction
 from .errors import FairqueueError, InvalidValue
@@ -80,9 +79,7 @@ def enqueue(
 
     Does no I/O, so it is the same for Session and AsyncSession. Parameters and errors: :class:`fairqueue.Message`.
     """
-    message = Message(
-        channel, payload, queue=queue, delay=delay, at=at, priority=priority, cost=cost, body=body
-    )
+    message = Message(channel, payload, queue=queue, delay=delay, at=at, priority=priority, cost=cost, body=body)
     session.add(message)
     return message
 
@@ -101,7 +98,7 @@ def enqueue_many(
     statement = insert_many(rows)
 
     def run(session: Session) -> list[int]:
-        return list(session.scalars(statement)) if statement is not None else []
+        return list(session.scalars(statement))
 
     return _run(session, run)
 
@@ -125,7 +122,7 @@ def enqueue_copy(session: SyncSession | AnyAsyncSession, rows: Iterable[MessageR
             raise FairqueueError(
                 f"enqueue_copy needs psycopg, and this connection is of {type(driver).__module__}: use enqueue_many"
             )
-        now = connection.scalar(select(SchemaFunction("unix_ms", func.clock_timestamp(), type_=BigInteger)))
+        now: Any = connection.scalar(select(SchemaFunction("unix_ms", func.clock_timestamp(), type_=BigInteger)))
         copy = f"COPY {_message_table(session)} ({', '.join(_COLUMNS)}) FROM STDIN"
         records = _copy_records(rows, now)
         if connection.dialect.is_async:
@@ -135,7 +132,7 @@ def enqueue_copy(session: SyncSession | AnyAsyncSession, rows: Iterable[MessageR
     return _run(session, run)
 
 
-def insert_many(rows: Iterable[MessageRow]) -> ReturningInsert[tuple[int]]:
+def insert_many(rows: Iterable[MessageRow]) -> ReturningInsert[int]:
     """The statement behind :func:`enqueue_many`: inserts all rows and returns their ids."""
     records = list(_records(rows))
     types = (Text, Text, Text, LargeBinary, BigInteger, Double, Double)
@@ -146,9 +143,8 @@ def insert_many(rows: Iterable[MessageRow]) -> ReturningInsert[tuple[int]]:
         .render_derived()
     )
     delayed = func.clock_timestamp() + func.make_interval(0, 0, 0, 0, 0, 0, func.coalesce(row.c.delay, 0))
-    message = Message.__table__
     return (
-        insert(message)
+        insert(Message)
         .from_select(
             list(_COLUMNS),
             select(
@@ -160,7 +156,7 @@ def insert_many(rows: Iterable[MessageRow]) -> ReturningInsert[tuple[int]]:
                 row.c.cost,
             ).order_by(row.c.place),
         )
-        .returning(message.c.id)
+        .returning(Message.id)
     )
 
 
@@ -188,7 +184,10 @@ def _record(row: MessageRow) -> Record:
         raise InvalidValue("channel is missing")
     payload, body = row.get("payload"), row.get("body")
     when = dequeue_at(
-        delay=row.get("delay"), at=row.get("at"), priority=row.get("priority"), dequeue_at=row.get("dequeue_at")
+        delay=row.get("delay"),
+        at=row.get("at"),
+        priority=row.get("priority"),
+        dequeue_at=row.get("dequeue_at"),
     )
     return (
         check_name("queue", row.get("queue", "default")),

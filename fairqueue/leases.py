@@ -35,7 +35,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any, Generic, overload
+from typing import TYPE_CHECKING, Any, Generic, overload
 
 from sqlalchemy import (
     ARRAY,
@@ -53,14 +53,19 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB, array
 from sqlalchemy.orm import Bundle
-from sqlalchemy.sql.selectable import TypedReturnsRows
 from typing_extensions import TypeVar
 
 from ._functions import SchemaFunction
 from .errors import InvalidValue
 from .models import Message, TypedMessage, check_name
 from .payloads import json_text
-from .schedule import check_seconds
+from .schedule import check_seconds, is_whole
+
+if TYPE_CHECKING:
+    # As SQLAlchemy 2.1 has it: one parameter a column.
+    from sqlalchemy.sql.selectable import TypedReturnsRows
+
+    Results = TypedReturnsRows[int, str]
 
 __all__ = ["LeasedMessage", "Outcome", "cancel", "complete", "defer", "dequeue", "fail", "heartbeat"]
 
@@ -68,7 +73,7 @@ P = TypeVar("P", default=Any)
 
 
 class Outcome(StrEnum):
-    """What happened to a message of :func:`complete`, :func:`fail`, :func:`defer`, :func:`heartbeat`, :func:`cancel`."""
+    """What happened to a message, as :func:`complete` and the other functions that end leases say it."""
 
     COMPLETED = "completed"
     FAILED = "failed"
@@ -109,7 +114,6 @@ class LeasedMessage(Generic[P]):
 
 Lease = LeasedMessage[Any] | tuple[int, int]
 Leases = Lease | Iterable[Lease]
-Results = TypedReturnsRows[tuple[int, str]]
 
 
 class _LeaseBundle(Bundle[Any]):
@@ -129,18 +133,22 @@ class _LeaseBundle(Bundle[Any]):
 @overload
 def dequeue(
     *, limit: int = 1, lease: float | timedelta = 30, queue: str = "default"
-) -> TypedReturnsRows[tuple[LeasedMessage[Any]]]: ...
+) -> TypedReturnsRows[LeasedMessage[Any]]: ...
 @overload
 def dequeue(
-    *, limit: int = 1, lease: float | timedelta = 30, queue: str = "default", message_type: type[TypedMessage[P]]
-) -> TypedReturnsRows[tuple[LeasedMessage[P]]]: ...
+    *,
+    limit: int = 1,
+    lease: float | timedelta = 30,
+    queue: str = "default",
+    message_type: type[TypedMessage[P]],
+) -> TypedReturnsRows[LeasedMessage[P]]: ...
 def dequeue(
     *,
     limit: int = 1,
     lease: float | timedelta = 30,
     queue: str = "default",
     message_type: type[TypedMessage[Any]] = Message,
-) -> TypedReturnsRows[tuple[LeasedMessage[Any]]]:
+) -> TypedReturnsRows[LeasedMessage[Any]]:
     """Lease up to ``limit`` messages; execute with ``session.scalars()`` and commit at once.
 
     :param limit: how many, 1 to 10,000. Fewer come back only when fewer are eligible.
@@ -149,11 +157,13 @@ def dequeue(
     :param message_type: the class whose ``payload_type`` the payloads are read as.
     :returns: a statement; its rows are :class:`LeasedMessage` in the order in which they were scheduled.
     """
-    if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= 10_000:
+    if not is_whole(limit) or not 1 <= limit <= 10_000:
         raise InvalidValue(f"limit must be a whole number from 1 to 10000, not {limit!r}")
-    seconds = check_seconds("lease", lease, minimum=0.001)
     row = SchemaFunction(
-        "message_dequeue", cast(check_name("queue", queue), Text), cast(limit, Integer), cast(seconds, Double)
+        "message_dequeue",
+        cast(check_name("queue", queue), Text),
+        cast(limit, Integer),
+        _seconds("lease", lease, minimum=0.001),
     ).table_valued(*(column(name, Message.__table__.c[name].type) for name in _RETURNED), name="leased")
     stored = message_type.__mapper__.columns["payload"]
     values = {name: row.c[name] for name in _RETURNED} | {
@@ -197,7 +207,11 @@ def defer(leases: Leases, *, delay: float | timedelta = 0, state: Any = None) ->
     :param state: JSON that the next attempt finds in ``message.state``. None leaves what an earlier one saved.
     """
     ids, attempts = _arrays(leases)
-    saved = None if state is None else func.array_fill(cast(json_text(state, "state"), JSONB), array([func.cardinality(ids)]))
+    saved = (
+        None
+        if state is None
+        else func.array_fill(cast(json_text(state, "state"), JSONB), array([func.cardinality(ids)]))
+    )
     return _results("message_defer", ids, attempts, _seconds("delay", delay), cast(saved, ARRAY(JSONB)))
 
 
@@ -220,7 +234,17 @@ def cancel(messages: Leases | int | Iterable[int]) -> Results:
 
 
 _RETURNED = (
-    "id", "channel", "attempt", "payload", "body", "state", "error", "dequeue_at", "cost", "created_at", "leased_until"
+    "id",
+    "channel",
+    "attempt",
+    "payload",
+    "body",
+    "state",
+    "error",
+    "dequeue_at",
+    "cost",
+    "created_at",
+    "leased_until",
 )
 
 

@@ -36,7 +36,6 @@ from sqlalchemy import (
     Column,
     DateTime,
     Double,
-    FetchedValue,
     Identity,
     Index,
     Integer,
@@ -55,7 +54,8 @@ from typing_extensions import TypeVar
 
 from .errors import FairqueueError, InvalidValue
 from .payloads import BytesPayload, JSONPayload, payload_column_type
-from .schedule import Delay, dequeue_at as _dequeue_at
+from .schedule import Delay
+from .schedule import dequeue_at as _dequeue_at
 from .schema import DEFAULT_SCHEMA
 
 __all__ = ["Channel", "History", "Message", "Queue", "TypedMessage", "in_schema"]
@@ -224,8 +224,14 @@ class Message(TypedMessage[Any]):
         CheckConstraint("cost > 0 AND cost <= 1000000", name="message_cost_range"),
         CheckConstraint("pg_column_size(payload) <= 67108864", name="message_payload_size"),
         CheckConstraint("octet_length(body) <= 67108864", name="message_body_size"),
-        Index("message_ready", "queue", "channel", "dequeue_at", "id",
-              postgresql_where=text("leased_until IS NULL")),
+        Index(
+            "message_ready",
+            "queue",
+            "channel",
+            "dequeue_at",
+            "id",
+            postgresql_where=text("leased_until IS NULL"),
+        ),
         Index("message_leased", "queue", "leased_until", postgresql_where=text("leased_until IS NOT NULL")),
     )
 
@@ -304,7 +310,7 @@ rotation = Table(
 def in_schema(schema: str) -> dict[str, Any]:
     """Execution options with which statements go to the installation in ``schema``, for an engine or a session::
 
-        engine = create_engine(url, execution_options=fq.in_schema("My Q"))
+    engine = create_engine(url, execution_options=fq.in_schema("My Q"))
     """
     return {"schema_translate_map": {DEFAULT_SCHEMA: schema}}
 
@@ -315,7 +321,7 @@ def check_name(field: str, value: object) -> str:
         raise InvalidValue(f"{field} must be text, not {value!r}")
     if not 1 <= len(value) <= 255:
         raise InvalidValue(f"{field} must have 1 to 255 characters, not {len(value)}")
-    if "\x00" in value or not value.isprintable() and _has_surrogate(value):
+    if "\x00" in value or any("\ud800" <= character <= "\udfff" for character in value):
         raise InvalidValue(f"{field} holds a character that PostgreSQL can't store: {value!r}")
     return value
 
@@ -332,10 +338,6 @@ def check_cost(value: object) -> float:
     if value == 0:
         raise InvalidValue(f"cost must be more than 0, not {value!r}")
     return check_number("cost", value, 0, 1_000_000)
-
-
-def _has_surrogate(value: str) -> bool:
-    return any("\ud800" <= character <= "\udfff" for character in value)
 
 
 @event.listens_for(Base.metadata, "before_create")

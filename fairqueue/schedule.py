@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import math
 from datetime import datetime, timedelta
+from typing import TypeGuard
 
 from sqlalchemy import BigInteger, func
 
 from ._functions import SchemaFunction
 from .errors import InvalidValue
 
-__all__ = ["Delay", "check_seconds", "dequeue_at"]
+__all__ = ["Delay", "check_seconds", "dequeue_at", "is_whole"]
 
 _TEN_YEARS = 315_576_000
 
@@ -61,19 +62,23 @@ def dequeue_at(
     if delay is not None:
         return Delay(check_seconds("delay", delay))
     if at is not None:
-        if not isinstance(at, datetime) or at.tzinfo is None:
-            raise InvalidValue(f"at must be a datetime with a time zone, not {at!r}: use datetime.now(timezone.utc)")
-        return math.floor(at.timestamp() * 1000)
+        return math.floor(_moment(at).timestamp() * 1000)
     if priority is not None:
-        if not _is_integer(priority) or not 0 <= priority < 2**62:
+        if not is_whole(priority) or not 0 <= priority < 2**62:
             raise InvalidValue(f"priority must be a whole number of 0 or more, not {priority!r}")
         return -priority or None
-    if dequeue_at is not None and (not _is_integer(dequeue_at) or not -(2**62) < dequeue_at < 2**62):
+    if dequeue_at is not None and (not is_whole(dequeue_at) or not -(2**62) < dequeue_at < 2**62):
         raise InvalidValue(f"dequeue_at must be Unix time in whole milliseconds, not {dequeue_at!r}")
     return dequeue_at
 
 
-def check_seconds(field: str, value: float | timedelta, minimum: float = 0) -> float:
+def _moment(at: object) -> datetime:
+    if isinstance(at, datetime) and at.tzinfo is not None:
+        return at
+    raise InvalidValue(f"at must be a datetime with a time zone, not {at!r}: use datetime.now(timezone.utc)")
+
+
+def check_seconds(field: str, value: object, minimum: float = 0) -> float:
     """A time span in seconds; raises :class:`InvalidValue` unless it is between ``minimum`` and ten years."""
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not minimum <= seconds <= _TEN_YEARS:
@@ -81,5 +86,6 @@ def check_seconds(field: str, value: float | timedelta, minimum: float = 0) -> f
     return float(seconds)
 
 
-def _is_integer(value: object) -> bool:
+def is_whole(value: object) -> TypeGuard[int]:
+    """Whether ``value`` is an int; True and False are not."""
     return isinstance(value, int) and not isinstance(value, bool)

@@ -23,14 +23,26 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from importlib.resources import files
+from typing import Any
 
 from sqlalchemy import Connection, TextClause, text
 from sqlalchemy.dialects.postgresql import dialect as postgresql_dialect
 
 from .errors import InvalidValue, SchemaVersionError
 
-__all__ = ["DEFAULT_SCHEMA", "HEAD", "downgrade_sql", "install", "install_sql", "installed_version", "lock_sql",
-           "quote", "uninstall", "upgrade_sql", "verify"]
+__all__ = [
+    "DEFAULT_SCHEMA",
+    "HEAD",
+    "downgrade_sql",
+    "install",
+    "install_sql",
+    "installed_version",
+    "lock_sql",
+    "quote",
+    "uninstall",
+    "upgrade_sql",
+    "verify",
+]
 
 #: The version that this library works with: the number of the last step.
 HEAD = 1
@@ -44,10 +56,20 @@ _STEPS = {1: "0001_initial"}
 _TOKEN = re.compile(r"--[^\n]*|/\*.*?\*/|'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|(\$\w*\$).*?\1|;", re.DOTALL)
 
 
+_CHECK_SERVER = """\
+DO $$ BEGIN
+    IF current_setting('server_version_num')::integer < 140000 THEN
+        RAISE feature_not_supported USING
+            MESSAGE = 'fairqueue needs PostgreSQL 14 or later, this server is ' || current_setting('server_version');
+    END IF;
+END $$"""
+
+
 def quote(name: str) -> str:
     """``name`` as an SQL identifier, quoted where it has to be."""
     # In this paramstyle the quoting leaves a percent sign as it is.
-    quoted: str = postgresql_dialect(paramstyle="named").identifier_preparer.quote(name)
+    dialect: Any = postgresql_dialect
+    quoted: str = dialect(paramstyle="named").identifier_preparer.quote(name)
     return quoted
 
 
@@ -55,9 +77,7 @@ def install_sql(schema: str = DEFAULT_SCHEMA) -> list[str]:
     """The statements that install the current version into ``schema``, creating it where there is none."""
     folders = sorted((_SQL / "head").iterdir(), key=lambda folder: folder.name)
     scripts = [
-        file.read_text("utf-8")
-        for folder in folders
-        for file in sorted(folder.iterdir(), key=lambda file: file.name)
+        file.read_text("utf-8") for folder in folders for file in sorted(folder.iterdir(), key=lambda file: file.name)
     ]
     return [*_create_schema(schema), *_within(schema, scripts)]
 
@@ -82,8 +102,7 @@ def lock_sql(schema: str) -> str:
     The statements of the functions above begin with it; taken by itself, it lets a program look at what is installed
     before it decides.
     """
-    key = f"fairqueue:{schema}".replace("'", "''")
-    return f"SELECT pg_advisory_xact_lock(hashtextextended('{key}', 0))"
+    return f"SELECT pg_advisory_xact_lock(hashtextextended({_literal('fairqueue:' + schema)}, 0))"
 
 
 def installed_version(connection: Connection, schema: str = DEFAULT_SCHEMA) -> int:
@@ -165,9 +184,9 @@ def _check_versions(low: int, high: int) -> None:
 
 def _within(schema: str, scripts: list[str]) -> Iterator[str]:
     """Run scripts with the search_path set to ``schema``, and the caller's put back afterwards."""
-    path = f"{quote(schema)}, pg_temp".replace("'", "''")
+    path = _literal(f"{quote(schema)}, pg_temp")
     yield "SELECT set_config('fairqueue.search_path', current_setting('search_path'), false)"
-    yield f"SELECT set_config('search_path', '{path}', false)"
+    yield f"SELECT set_config('search_path', {path}, false)"
     for script in scripts:
         yield from _split(script)
     yield "SELECT set_config('search_path', current_setting('fairqueue.search_path'), false)"
@@ -184,24 +203,29 @@ def _split(script: str) -> Iterator[str]:
 
 def _create_schema(schema: str) -> list[str]:
     check_schema_name(schema)
-    return [
-        "DO $$ BEGIN IF current_setting('server_version_num')::integer < 140000 THEN RAISE feature_not_supported"
-        " USING MESSAGE = 'fairqueue needs PostgreSQL 14 or later, this server is '"
-        " || current_setting('server_version'); END IF; END $$",
-        lock_sql(schema),
-        # The comment marks a schema as ours to drop; one that was there before is left in place.
-        f"DO $fq$ BEGIN IF to_regnamespace('{quote(schema).replace(chr(39), chr(39) * 2)}') IS NULL THEN"
-        f" CREATE SCHEMA {quote(schema)}; COMMENT ON SCHEMA {quote(schema)} IS 'fairqueue'; END IF; END $fq$",
-    ]
+    # The comment marks a schema as ours to drop; one that was there before is left in place.
+    create = (
+        f"DO $fq$ BEGIN IF {_oid(schema)} IS NULL THEN CREATE SCHEMA {quote(schema)};"
+        f" COMMENT ON SCHEMA {quote(schema)} IS 'fairqueue'; END IF; END $fq$"
+    )
+    return [_CHECK_SERVER, lock_sql(schema), create]
 
 
 def _drop_schema(schema: str) -> str:
-    regnamespace = quote(schema).replace("'", "''")
     return (
-        f"DO $fq$ BEGIN IF obj_description(to_regnamespace('{regnamespace}'), 'pg_namespace') = 'fairqueue'"
-        f" AND NOT EXISTS (SELECT FROM pg_class WHERE relnamespace = to_regnamespace('{regnamespace}'))"
+        f"DO $fq$ BEGIN IF obj_description({_oid(schema)}, 'pg_namespace') = 'fairqueue'"
+        f" AND NOT EXISTS (SELECT FROM pg_class WHERE relnamespace = {_oid(schema)})"
+        f" AND NOT EXISTS (SELECT FROM pg_proc WHERE pronamespace = {_oid(schema)})"
         f" THEN DROP SCHEMA {quote(schema)}; END IF; END $fq$"
     )
+
+
+def _oid(schema: str) -> str:
+    return f"to_regnamespace({_literal(quote(schema))})"
+
+
+def _literal(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"
 
 
 def check_schema_name(schema: str) -> None:

@@ -469,6 +469,7 @@ BEGIN
         IF v_fold OR r.turn % 64 = 32 THEN
             SELECT w.swept, least(w.due_floor, r.due_floor) INTO r.swept, r.due_floor
             FROM scheduler_sweep(v_queue, r.vtime, v_now, v_news, r.swept) w;
+            v_written := false;
         END IF;
         IF r.due_floor <= v_now THEN
             r.due_floor := scheduler_wake(v_queue, r.vtime, v_now, r.due_floor, v_news);
@@ -859,7 +860,7 @@ BEGIN
         FOR NO KEY UPDATE SKIP LOCKED
     )
     UPDATE message m
-    SET leased_until = NULL, error = coalesce(m.error, 'lease expired')
+    SET leased_until = NULL, error = format('the lease of attempt %s ran out', m.attempt)
     FROM expired e
     WHERE m.ctid = e.row;
 

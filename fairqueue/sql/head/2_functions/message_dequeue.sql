@@ -101,6 +101,7 @@ BEGIN
         IF v_fold OR r.turn % 64 = 32 THEN
             SELECT w.swept, least(w.due_floor, r.due_floor) INTO r.swept, r.due_floor
             FROM scheduler_sweep(v_queue, r.vtime, v_now, v_news, r.swept) w;
+            v_written := false;
         END IF;
         IF r.due_floor <= v_now THEN
             r.due_floor := scheduler_wake(v_queue, r.vtime, v_now, r.due_floor, v_news);

@@ -27,7 +27,7 @@ BEGIN
         FOR NO KEY UPDATE SKIP LOCKED
     )
     UPDATE message m
-    SET leased_until = NULL, error = coalesce(m.error, 'lease expired')
+    SET leased_until = NULL, error = format('the lease of attempt %s ran out', m.attempt)
     FROM expired e
     WHERE m.ctid = e.row;
 
