@@ -6,8 +6,8 @@
 
     session.add(fq.Message(channel="acme", payload={"doc": 1}))           # the same, in the ORM's words
     fq.enqueue(session, "acme", {"doc": 1}, delay=60)
-    fq.enqueue_many(session, [{"channel": "acme", "payload": {"doc": i}} for i in range(10_000)])
-    fq.enqueue_copy(session, ({"channel": "acme", "payload": {"doc": i}} for i in range(1_000_000)))
+    fq.enqueue_many(session, [{"channel": "acme", "payload": {"doc": i}} for i in range(1_000)])
+    fq.enqueue_copy(session, ({"channel": "acme", "payload": {"doc": i}} for i in range(10_000)))
     session.commit()
 
 The functions take a Session or an AsyncSession; those that talk to the database return an awaitable for the latter::

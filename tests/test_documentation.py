@@ -1,0 +1,160 @@
+"""Everything in README, docs and docstrings runs as written."""
+
+import doctest
+import importlib
+import re
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import psycopg
+import pytest
+from sqlalchemy import ForeignKey, create_engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, relationship
+
+import alembic.command
+import alembic.config
+import fairqueue as fq
+from fairqueue import schedule
+from tests.fixtures.postgres import libpq
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text("utf-8")
+
+
+def blocks(text: str, language: str) -> list[tuple[str, str]]:
+    """The fenced blocks of a language: what stands behind its name, and the code."""
+    return re.findall(rf"^```{language}[ ]*(\S*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def project(tmp_path: Path, empty_database_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The reader's application: README's files in a folder, its modules importable."""
+    files = {name: code for name, code in blocks(README, "python") if name}
+    for name in files.keys() - {"env.py"}:
+        (tmp_path / name).write_text(files[name])
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("DATABASE_URL", empty_database_url)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if name in {"models", "app", "worker", "api"}:
+            del sys.modules[name]
+
+
+def load(name: str) -> Any:
+    module: ModuleType = importlib.import_module(name)
+    return module
+
+
+def migrate(project: Path) -> str:
+    """What README says about Alembic; returns the revision that it writes."""
+    config = alembic.config.Config(project / "alembic.ini")
+    alembic.command.init(config, str(project / "migrations"))
+    environment = project / "migrations" / "env.py"
+    line = 'autogenerate_plugins=["alembic.autogenerate.*", "fairqueue"],'
+    (shown,) = [code for name, code in blocks(README, "python") if name == "env.py"]
+    assert line in shown
+    text = environment.read_text().replace("target_metadata = None", "from models import Base\ntarget_metadata = Base.metadata")
+    text, places = re.subn(r"( +)target_metadata=target_metadata,?", rf"\g<0>, {line}", text)
+    assert places == 2
+    environment.write_text(text.replace(",,", ","))
+    config = alembic.config.Config(project / "alembic.ini")
+    config.set_main_option("script_location", str(project / "migrations"))
+    config.set_main_option("sqlalchemy.url", load("models").engine.url.render_as_string(hide_password=False).replace("%", "%%"))
+    alembic.command.revision(config, "documents and queue", autogenerate=True)
+    alembic.command.upgrade(config, "head")
+    alembic.command.check(config)
+    (revision,) = (project / "migrations" / "versions").glob("*.py")
+    return revision.read_text()
+
+
+def test_readme_with_flask(project: Path) -> None:
+    assert migrate(project).count("op.create_fairqueue(1)") == 1
+    models, app, worker = load("models"), load("app"), load("worker")
+    client = app.app.test_client()
+    assert [client.post("/acme/documents", data="one two three").status_code for _ in range(3)] == [202] * 3
+    assert client.post("/globex/documents", data="four").status_code == 202
+    assert worker.run_once() == 4
+    assert worker.run_once() == 0
+    with Session(models.engine) as session:
+        assert sorted(words for (words,) in session.query(models.Document.words)) == [1, 3, 3, 3]
+    models.engine.dispose()
+
+
+async def test_readme_with_fastapi(project: Path, anyio_backend: str) -> None:
+    import httpx
+
+    models, api, worker = load("models"), load("api"), load("worker")
+    models.Base.metadata.create_all(models.engine)
+    transport = httpx.ASGITransport(app=api.app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        answer = await client.post("/acme/documents", params={"text": "one two"})
+    assert answer.status_code == 202
+    await api.engine.dispose()
+    assert worker.run_once() == 1
+    with Session(models.engine) as session:
+        assert [words for (words,) in session.query(models.Document.words)] == [2]
+    models.engine.dispose()
+
+
+def test_sql_page(database_url: str) -> None:
+    """The blocks of docs/sql.md, one after the other; roles belong to the server, so theirs is rolled back."""
+    text = (ROOT / "docs" / "sql.md").read_text("utf-8")
+    with psycopg.connect(libpq(database_url), autocommit=True) as connection:
+        for _, code in blocks(text, "sql"):
+            if "CREATE ROLE" in code:
+                code = f"BEGIN; {code} ROLLBACK;"
+            connection.execute(code.encode())
+        left = connection.execute("SELECT id, error FROM fairqueue.message ORDER BY id").fetchall()
+    assert left == [], "4 was cancelled, 1 and 2 completed, 3 cancelled"
+
+
+def test_links_lead_somewhere() -> None:
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text("utf-8")):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_doctests() -> None:
+    results = doctest.testmod(schedule, optionflags=doctest.ELLIPSIS)
+    assert results.attempted > 0
+    assert results.failed == 0
+
+
+@pytest.mark.parametrize("name", ["fairqueue", "fairqueue.enqueue", "fairqueue.leases", "fairqueue.models", "fairqueue.payloads"])
+def test_docstring_examples(name: str, engine: Any) -> None:
+    """The example of a module's docstring, in an application that has what it refers to."""
+
+    class Base(DeclarativeBase):
+        pass
+
+    class Existing(DeclarativeBase):
+        pass
+
+    class Invoice(Existing):
+        __tablename__ = "invoice"
+        id: Mapped[int] = mapped_column(primary_key=True)
+        message_id: Mapped[int | None] = mapped_column(ForeignKey(fq.Message.id, ondelete="SET NULL"))
+        message: Mapped[fq.Message | None] = relationship(fq.Message)
+
+    Existing.metadata.create_all(engine)
+    known: dict[str, Any] = {
+        "Base": Base, "Invoice": Invoice, "Session": Session, "engine": engine, "Mapped": Mapped,
+        "mapped_column": mapped_column, "relationship": relationship, "ForeignKey": ForeignKey,
+    }  # fmt: skip
+    module = importlib.import_module(name)
+    examples = [
+        textwrap.dedent(code)
+        for code in re.findall(r"::\n\n((?:(?:    .*)?\n)+)", module.__doc__ or "")
+        if "await " not in code
+    ]
+    assert examples
+    with Session(engine) as session:
+        known["session"] = session
+        for code in examples:
+            exec(compile(code.replace("Invoice(...)", "Invoice()"), name, "exec"), known)  # noqa: S102
+            session.rollback()
