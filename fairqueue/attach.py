@@ -38,7 +38,8 @@ class Installation:
 def attach(metadata: MetaData, schema: str = _schema.DEFAULT_SCHEMA, *, manage: bool = True) -> None:
     """Make ``metadata`` install and remove fairqueue together with its own tables.
 
-    Attaching again changes nothing. Several schemas may be attached; see :func:`fairqueue.in_schema` for using them.
+    Attaching again changes no more than ``manage``. Several schemas may be attached; see
+    :func:`fairqueue.in_schema` for using them.
 
     :param metadata: the application's, usually ``Base.metadata``.
     :param schema: the PostgreSQL schema for fairqueue's tables and functions, best one of its own.
@@ -49,14 +50,16 @@ def attach(metadata: MetaData, schema: str = _schema.DEFAULT_SCHEMA, *, manage: 
     known = metadata.info.setdefault(_KEY, {})
     first = schema not in known
     known[schema] = Installation(schema, _schema.HEAD, manage)
-    if not (first and manage):
+    if not first:
         return
 
     def install(target: MetaData, connection: Connection, **_: Any) -> None:
-        _schema.install(connection, schema)
+        if known[schema].manage:
+            _schema.install(connection, schema)
 
     def uninstall(target: MetaData, connection: Connection, **_: Any) -> None:
-        _schema.uninstall(connection, schema)
+        if known[schema].manage:
+            _schema.uninstall(connection, schema)
 
     event.listen(metadata, "before_create", install)
     event.listen(metadata, "after_drop", uninstall)

@@ -21,7 +21,7 @@ stays open.
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Required, TypedDict, TypeVar, overload
 
@@ -177,6 +177,8 @@ def _records(rows: Iterable[MessageRow]) -> Iterator[Record]:
 
 
 def _record(row: MessageRow) -> Record:
+    if not isinstance(row, Mapping):
+        raise InvalidValue(f"a message is a dict of its fields, not {row!r}")
     if not row.keys() <= _FIELDS:
         unknown = ", ".join(sorted(row.keys() - _FIELDS))
         raise InvalidValue(f"unknown field {unknown}: a message has {', '.join(sorted(_FIELDS))}")
@@ -202,6 +204,8 @@ def _record(row: MessageRow) -> Record:
 
 def _run(session: Any, function: Callable[[Session], T]) -> T | Awaitable[T]:
     """Call ``function`` with the session; for an AsyncSession, return an awaitable that does."""
+    if hasattr(session, "registry"):
+        session = session()  # the one that a scoped_session or async_scoped_session stands for
     if hasattr(session, "run_sync"):
         awaitable: Awaitable[T] = session.run_sync(function)
         return awaitable

@@ -194,7 +194,10 @@ def fail(leases: Leases, error: str | BaseException | None = None, *, delay: flo
     """
     if isinstance(error, BaseException):
         error = f"{type(error).__name__}: {error}"
-    text = None if error is None else error.replace("\x00", "")
+    if not isinstance(error, str | None):
+        raise InvalidValue(f"error must be text or an exception, not {error!r}")
+    # What PostgreSQL can't store must not hide why a handler failed.
+    text = None if error is None else error.replace("\x00", "").encode(errors="replace").decode()
     return _results("message_fail", *_arrays(leases), cast(text, Text), _seconds("delay", delay))
 
 
@@ -210,7 +213,7 @@ def defer(leases: Leases, *, delay: float | timedelta = 0, state: Any = None) ->
     saved = (
         None
         if state is None
-        else func.array_fill(cast(json_text(state, "state"), JSONB), array([func.cardinality(ids)]))
+        else func.array_fill(cast(literal(json_text(state, "state"), Text), JSONB), array([func.cardinality(ids)]))
     )
     return _results("message_defer", ids, attempts, _seconds("delay", delay), cast(saved, ARRAY(JSONB)))
 
@@ -228,8 +231,7 @@ def cancel(messages: Leases | int | Iterable[int]) -> Results:
 
     Results: ``"cancelled"``, ``"not_found"``. Who works on one learns it at the next heartbeat or completion.
     """
-    given = [messages] if isinstance(messages, int | LeasedMessage | tuple) else messages
-    ids = [item if isinstance(item, int) else _pair(item)[0] for item in given]
+    ids = [item if is_whole(item) else _pair(item)[0] for item in _each(messages)]
     return _results("message_cancel", cast(ids, ARRAY(BigInteger)))
 
 
@@ -257,11 +259,18 @@ def _results(function: str, *arguments: Any) -> Results:
 
 def _arrays(leases: Leases) -> tuple[Any, Any]:
     """The ids and the attempts of leases, as SQL arrays."""
-    pairs = [_pair(lease) for lease in ([leases] if isinstance(leases, LeasedMessage | tuple) else leases)]
+    pairs = [_pair(lease) for lease in _each(leases)]
     return (
         cast([id_ for id_, _ in pairs], ARRAY(BigInteger)),
         cast([attempt for _, attempt in pairs], ARRAY(Integer)),
     )
+
+
+def _each(given: object) -> Iterable[object]:
+    """The leases of a call, which takes one or any number."""
+    if not isinstance(given, Iterable) or (isinstance(given, tuple) and any(map(is_whole, given))):
+        return [given]
+    return given
 
 
 def _pair(lease: object) -> tuple[int, int]:

@@ -43,23 +43,25 @@ __all__ = ["MAX_BYTES", "BytesPayload", "JSONPayload", "payload_column_type"]
 #: The largest payload, in bytes of its JSON text or of its body.
 MAX_BYTES = 64 * 1024 * 1024
 
-# PostgreSQL's jsonb can hold neither a NUL character nor half a surrogate pair.
-_NOT_IN_JSONB = re.compile(r"(?<!\\)(?:\\\\)*\\u(?:0000|d[89ab]..(?!\\ud[c-f])|d[c-f])")
-_SURROGATE_PAIR = re.compile(r"\\ud[89ab]..\\ud[c-f]..")
+# How JSON text writes a NUL character, which PostgreSQL's jsonb can't hold: after no or escaped backslashes.
+_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
 
 def json_text(value: Any, field: str) -> str:
     """``value`` as JSON text that PostgreSQL takes; raises :class:`InvalidValue` naming ``field`` otherwise."""
     try:
-        encoded = json.dumps(value, allow_nan=False)
-    except ValueError as error:
+        encoded = json.dumps(value, allow_nan=False, ensure_ascii=False)
+        size = len(encoded.encode())
+    except UnicodeEncodeError:
+        raise InvalidValue(f"{field} holds half a surrogate pair, which PostgreSQL can't store in JSON") from None
+    except (ValueError, RecursionError) as error:
         raise InvalidValue(f"{field} holds a number or a structure that JSON has no form for: {error}") from error
     except TypeError as error:
         raise InvalidValue(f"{field} must be JSON: {error}") from error
-    if len(encoded) > MAX_BYTES:
-        raise InvalidValue(f"{field} has {len(encoded):,} bytes as JSON, more than {MAX_BYTES:,}")
-    if "\\u" in encoded and _NOT_IN_JSONB.search(_SURROGATE_PAIR.sub("", encoded)):
-        raise InvalidValue(f"{field} holds a NUL character or a lone surrogate, which PostgreSQL can't store in JSON")
+    if size > MAX_BYTES:
+        raise InvalidValue(f"{field} has {size:,} bytes as JSON, more than {MAX_BYTES:,}")
+    if _NUL.search(encoded):
+        raise InvalidValue(f"{field} holds a NUL character, which PostgreSQL can't store in JSON")
     return encoded
 
 
@@ -69,8 +71,9 @@ def check_body(value: Any) -> bytes | None:
         return None
     if not isinstance(value, bytes | bytearray | memoryview):
         raise InvalidValue(f"body must be bytes, not {type(value).__name__}")
-    if len(value) > MAX_BYTES:
-        raise InvalidValue(f"body has {len(value):,} bytes, more than {MAX_BYTES:,}")
+    size = memoryview(value).nbytes
+    if size > MAX_BYTES:
+        raise InvalidValue(f"body has {size:,} bytes, more than {MAX_BYTES:,}")
     return bytes(value)
 
 
@@ -136,4 +139,12 @@ def _converters(payload_type: Any) -> tuple[Callable[[Any], Any], Callable[[Any]
             " without it a payload is JSON, bytes or a dataclass"
         ) from None
     adapter: TypeAdapter[Any] = TypeAdapter(payload_type)
-    return lambda value: adapter.dump_python(value, mode="json"), adapter.validate_python
+
+    def dump(value: Any) -> Any:
+        try:
+            return adapter.dump_python(adapter.validate_python(value), mode="json", warnings="error")
+        except ValueError as error:  # as Pydantic's own errors are
+            raise InvalidValue(f"payload must be {payload_type!r}: {error}") from error
+
+    # From JSON text, not from the data: strict types, and those with a form for JSON only, tell the difference.
+    return dump, lambda data: adapter.validate_json(json.dumps(data))

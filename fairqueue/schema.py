@@ -214,9 +214,8 @@ def _create_schema(schema: str) -> list[str]:
 def _drop_schema(schema: str) -> str:
     return (
         f"DO $fq$ BEGIN IF obj_description({_oid(schema)}, 'pg_namespace') = 'fairqueue'"
-        f" AND NOT EXISTS (SELECT FROM pg_class WHERE relnamespace = {_oid(schema)})"
-        f" AND NOT EXISTS (SELECT FROM pg_proc WHERE pronamespace = {_oid(schema)})"
-        f" THEN DROP SCHEMA {quote(schema)}; END IF; END $fq$"
+        f" THEN DROP SCHEMA {quote(schema)}; END IF;"
+        " EXCEPTION WHEN dependent_objects_still_exist THEN NULL; END $fq$"
     )
 
 
@@ -228,7 +227,11 @@ def _literal(value: str) -> str:
     return "'" + value.replace("'", "''") + "'"
 
 
-def check_schema_name(schema: str) -> None:
+def check_schema_name(schema: object) -> None:
     """Raise :class:`InvalidValue` unless ``schema`` can be the name of a schema."""
-    if not schema or len(schema.encode()) > 63 or "\x00" in schema or "$fq$" in schema:
+    if (
+        not isinstance(schema, str)
+        or re.search("[\x00\ud800-\udfff]|[$]fq[$]", schema)
+        or not 1 <= len(schema.encode()) <= 63
+    ):
         raise InvalidValue(f"schema must be a name of 1 to 63 bytes, not {schema!r}")

@@ -2,9 +2,10 @@
 DROP TABLE channel, history, lane, message, queue, rotation, signal;
 DROP FUNCTION channel_set,
     check_seconds,
+    is_leased,
     lane_step,
     lease_list,
-    lease_refusal,
+    lease_results,
     message_cancel,
     message_complete,
     message_create,

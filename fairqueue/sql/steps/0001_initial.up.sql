@@ -49,7 +49,7 @@ CREATE TABLE lane (
     state    text             NOT NULL,
     -- Start tag of the next message in units of virtual time (see lane_step). Only ever grows.
     tag      bigint           NOT NULL,
-    -- The message that made the lane active: equal tags go in this order.
+    -- The number of the activation that made the lane ready: equal tags go in this order. Only ever grows.
     since    bigint           NOT NULL,
     weight   double precision NOT NULL,
     -- No ready message stands before this place: scans start here, beyond the dead index entries of served ones.
@@ -58,9 +58,7 @@ CREATE TABLE lane (
     due      bigint,
     -- One row a channel. The tag is part of the key because it grows: read backwards, the first entry is the
     -- living one, however many dead versions an old snapshot keeps behind it.
-    CONSTRAINT lane_pkey PRIMARY KEY (queue, channel, tag),
-    CONSTRAINT lane_state CHECK (state IN ('ready', 'waiting', 'idle')),
-    CONSTRAINT lane_due CHECK ((state = 'waiting') = (due IS NOT NULL))
+    CONSTRAINT lane_pkey PRIMARY KEY (queue, channel, tag)
 ) WITH (autovacuum_vacuum_scale_factor = 0.05);
 
 CREATE INDEX lane_ready ON lane (queue, tag, since) WHERE state = 'ready';
@@ -123,6 +121,10 @@ CREATE TABLE rotation (
     turn         bigint      NOT NULL,
     -- Start tag of the message served last: where a channel that becomes active starts. Only ever grows.
     vtime        bigint      NOT NULL,
+    -- The lane of that message: every ready lane comes after (vtime, vsince).
+    vsince       bigint      NOT NULL,
+    -- How many lanes have become ready so far: the number that the next one gets, less 1.
+    activations  bigint      NOT NULL,
     -- Signals of transactions from news_from on, and of those in news_open, have not been folded yet.
     news_from    xid8        NOT NULL,
     news_open    xid8[]      NOT NULL,
@@ -184,6 +186,14 @@ BEGIN
 END
 $$;
 
+-- Whether a message is leased, from its leased_until.
+--
+-- Called by the functions that end or extend leases, which find messages by id; takes no lock. Not IS NOT NULL: the
+-- planner would take that for an invitation to read the whole index of leases instead.
+CREATE FUNCTION is_leased(leased_until timestamptz) RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN coalesce(leased_until, '-infinity') > '-infinity';
+
 -- By how much serving one message moves the start tag of its lane: cost / weight in units of virtual time.
 --
 -- Called by message_dequeue; takes no lock. A whole number, so that adding up a batch gives exactly what adding one
@@ -212,15 +222,29 @@ BEGIN
 END
 $$;
 
--- Why an act on a lease was refused: 'stale' (the message is there, the lease is over) or 'not_found'.
+-- What happened to each message of a call, in the order given: done_result for those in done, else why not.
 --
--- Called by the functions that end or extend leases, for the messages they did not touch; takes no lock.
-CREATE FUNCTION lease_refusal(id bigint) RETURNS text
-LANGUAGE plpgsql STABLE
+-- Called by the functions that end or extend leases, at their end; takes no lock. 'stale': the message is there, but
+-- the lease is over. 'not_found': there is no such message any more.
+CREATE FUNCTION lease_results(ids bigint[], done bigint[], done_result text) RETURNS TABLE (id bigint, result text)
+LANGUAGE plpgsql
 SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan
+SET jit = off
+SET enable_seqscan = off
+-- The callers switch hash joins off, and their settings hold in here too.
+SET enable_hashjoin = on
+SET enable_nestloop = off
 AS $$
+#variable_conflict use_column
 BEGIN
-    RETURN CASE WHEN EXISTS (SELECT FROM message m WHERE m.id = $1) THEN 'stale' ELSE 'not_found' END;
+    RETURN QUERY
+    -- A scalar subquery, as EXISTS might be answered by hashing the whole table.
+    SELECT l.id, CASE WHEN d.id IS NOT NULL THEN done_result
+        ELSE coalesce((SELECT 'stale' FROM message m WHERE m.id = l.id), 'not_found') END
+    FROM unnest(ids) WITH ORDINALITY AS l (id, n)
+    LEFT JOIN unnest(done) AS d (id) ON d.id = l.id
+    ORDER BY l.n;
 END
 $$;
 
@@ -235,21 +259,25 @@ SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan
 SET jit = off
 SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
 AS $$
 #variable_conflict use_column
+DECLARE
+    v_done bigint[];
 BEGIN
     IF ids IS NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = 'ids must be a list of message ids, not null';
     END IF;
-    RETURN QUERY
     WITH named AS MATERIALIZED (
-        SELECT * FROM unnest(ids) WITH ORDINALITY AS l (id, n) ORDER BY l.id
+        SELECT l.id FROM unnest(ids) AS l (id) ORDER BY l.id
     ), done AS (
         DELETE FROM message m USING named l WHERE m.id = l.id RETURNING m.id
     )
-    SELECT l.id, CASE WHEN d.id IS NULL THEN 'not_found' ELSE 'cancelled' END
-    FROM named l LEFT JOIN done d ON d.id = l.id
-    ORDER BY l.n;
+    SELECT array_agg(d.id) INTO v_done FROM done d;
+
+    RETURN QUERY SELECT * FROM lease_results(ids, v_done, 'cancelled');
 END
 $$;
 
@@ -266,20 +294,24 @@ SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan
 SET jit = off
 SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
 AS $$
 #variable_conflict use_column
+DECLARE
+    v_done bigint[];
 BEGIN
-    RETURN QUERY
     WITH lease AS MATERIALIZED (
         SELECT * FROM lease_list(ids, attempts)
     ), done AS (
         DELETE FROM message m USING lease l
-        WHERE m.id = l.id AND m.attempt = l.attempt AND m.leased_until IS NOT NULL
+        WHERE m.id = l.id AND m.attempt = l.attempt AND is_leased(m.leased_until)
         RETURNING m.id
     )
-    SELECT l.id, CASE WHEN d.id IS NULL THEN lease_refusal(l.id) ELSE 'completed' END
-    FROM lease l LEFT JOIN done d ON d.id = l.id
-    ORDER BY l.n;
+    SELECT array_agg(d.id) INTO v_done FROM done d;
+
+    RETURN QUERY SELECT * FROM lease_results(ids, v_done, 'completed');
 END
 $$;
 
@@ -338,8 +370,13 @@ SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan
 SET jit = off
 SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
 AS $$
 #variable_conflict use_column
+DECLARE
+    v_done bigint[];
 BEGIN
     PERFORM check_seconds('delay_seconds', delay_seconds, 0);
     IF cardinality(states) <> cardinality(ids) THEN
@@ -347,7 +384,6 @@ BEGIN
             MESSAGE = format('ids and states must have the same length, not %s and %s',
                 cardinality(ids), cardinality(states));
     END IF;
-    RETURN QUERY
     WITH lease AS MATERIALIZED (
         SELECT * FROM lease_list(ids, attempts)
     ), done AS (
@@ -355,12 +391,12 @@ BEGIN
         SET leased_until = NULL, dequeue_at = unix_ms(clock_timestamp() + make_interval(secs => delay_seconds)),
             state = CASE WHEN states IS NULL THEN m.state ELSE states[l.n] END
         FROM lease l
-        WHERE m.id = l.id AND m.attempt = l.attempt AND m.leased_until IS NOT NULL
+        WHERE m.id = l.id AND m.attempt = l.attempt AND is_leased(m.leased_until)
         RETURNING m.id
     )
-    SELECT l.id, CASE WHEN d.id IS NULL THEN lease_refusal(l.id) ELSE 'deferred' END
-    FROM lease l LEFT JOIN done d ON d.id = l.id
-    ORDER BY l.n;
+    SELECT array_agg(d.id) INTO v_done FROM done d;
+
+    RETURN QUERY SELECT * FROM lease_results(ids, v_done, 'deferred');
 END
 $$;
 
@@ -372,7 +408,7 @@ REVOKE EXECUTE ON FUNCTION message_defer FROM PUBLIC;
 -- they were scheduled; fewer than asked for only when fewer are eligible.
 --
 -- Scheduling (Goyal, Vin, Cheng: Start-time Fair Queueing, 1996). Each active channel has a lane with a start tag.
--- The next message comes from the lowest tag, ties from the lane that has been active longest; serving it moves the
+-- The next message comes from the lowest tag, ties from the lane that became ready first; serving it moves the
 -- tag on by cost / weight. A channel that becomes active starts at max(its own tag, virtual time). One statement
 -- below schedules a whole batch, exactly as single dequeues in a row would.
 --
@@ -439,7 +475,7 @@ BEGIN
             RETURN;
         END IF;
         INSERT INTO rotation AS t
-        VALUES (v_queue, 0, 0, '0', '{}', 'infinity', 9223372036854775807, -1, '')
+        VALUES (v_queue, 0, 0, 0, 0, '0', '{}', 'infinity', 9223372036854775807, -1, '')
         RETURNING t.* INTO r;
     ELSIF r.news_from > pg_snapshot_xmax(pg_current_snapshot()) THEN
         -- Restored from a dump of another server, whose transaction ids were ahead.
@@ -458,21 +494,22 @@ BEGIN
         IF v_fold AND (EXISTS (SELECT FROM signal s WHERE s.queue = v_queue AND s.xid >= r.news_from LIMIT 1)
             OR EXISTS (SELECT FROM signal s WHERE s.queue = v_queue AND s.xid = ANY (r.news_open) LIMIT 1))
         THEN
-            SELECT f.news_from, f.news_open, least(f.due_floor, r.due_floor), f.more
-            INTO r.news_from, r.news_open, r.due_floor, v_fold
-            FROM scheduler_fold(v_queue, r.vtime, v_now, v_news, r.news_from, r.news_open) f;
+            SELECT f.news_from, f.news_open, f.activations, least(f.due_floor, r.due_floor), f.more
+            INTO r.news_from, r.news_open, r.activations, r.due_floor, v_fold
+            FROM scheduler_fold(v_queue, r.vtime, v_now, v_news, r.news_from, r.news_open, r.activations) f;
             v_written := false;
         ELSE
             v_fold := false;
         END IF;
         -- Signals come in faster than they are folded, or, now and then, to find what no signal told of.
         IF v_fold OR r.turn % 64 = 32 THEN
-            SELECT w.swept, least(w.due_floor, r.due_floor) INTO r.swept, r.due_floor
-            FROM scheduler_sweep(v_queue, r.vtime, v_now, v_news, r.swept) w;
+            SELECT w.swept, w.activations, least(w.due_floor, r.due_floor) INTO r.swept, r.activations, r.due_floor
+            FROM scheduler_sweep(v_queue, r.vtime, v_now, v_news, r.swept, r.activations) w;
             v_written := false;
         END IF;
         IF r.due_floor <= v_now THEN
-            r.due_floor := scheduler_wake(v_queue, r.vtime, v_now, r.due_floor, v_news);
+            SELECT w.due_floor, w.activations INTO r.due_floor, r.activations
+            FROM scheduler_wake(v_queue, r.vtime, v_now, v_news, r.due_floor, r.activations) w;
             v_written := false;
         END IF;
         IF r.turn % 64 = 0 THEN
@@ -481,7 +518,8 @@ BEGIN
         END IF;
 
         IF NOT EXISTS (
-            SELECT FROM lane l WHERE l.queue = v_queue AND l.state = 'ready' AND l.tag >= r.vtime LIMIT 1)
+            SELECT FROM lane l
+            WHERE l.queue = v_queue AND l.state = 'ready' AND (l.tag, l.since) > (r.vtime, r.vsince) LIMIT 1)
         THEN
             EXIT WHEN NOT (v_fold OR v_reclaim OR r.due_floor <= v_now);
             v_news := least(v_news * 4, 20000);
@@ -494,7 +532,7 @@ BEGIN
             SELECT l.ctid AS lane, l.channel, l.tag, l.since, l.weight, l.head_at, l.head_id,
                 lane_step(1, l.weight)::double precision AS step
             FROM lane l
-            WHERE l.queue = v_queue AND l.state = 'ready' AND l.tag >= r.vtime
+            WHERE l.queue = v_queue AND l.state = 'ready' AND (l.tag, l.since) > (r.vtime, r.vsince)
             ORDER BY l.tag, l.since
             LIMIT v_want
         -- How many messages each may get, if all cost 1: those that start before the tag at which v_demand messages
@@ -506,18 +544,17 @@ BEGIN
             FROM competing c
         -- Their first messages, and one more, which tells where the lane stands afterwards.
         ), candidates AS (
-            SELECT s.lane, s.tag, s.since, s.share, m.row, m.id, m.dequeue_at, m.step, m.nth,
-                s.tag + (sum(m.step) OVER (PARTITION BY s.since ORDER BY m.nth) - m.step)::bigint AS start,
-                coalesce(m.dequeue_at <= v_now, false) AS ripe
+            SELECT s.lane, s.since, s.share, m.row, m.id, m.dequeue_at, m.step, row_number() OVER lane AS nth,
+                s.tag + (sum(m.step) OVER lane - m.step)::bigint AS start, coalesce(m.dequeue_at <= v_now, false) AS ripe
             FROM shares s
             LEFT JOIN LATERAL (
-                SELECT m.ctid AS row, m.id, m.dequeue_at, lane_step(m.cost, s.weight) AS step,
-                    row_number() OVER (ORDER BY m.dequeue_at, m.id) AS nth
+                SELECT m.ctid AS row, m.id, m.dequeue_at, lane_step(m.cost, s.weight) AS step
                 FROM message m
                 WHERE m.queue = v_queue AND m.channel = s.channel AND m.leased_until IS NULL
                     AND (m.dequeue_at, m.id) >= (s.head_at, s.head_id)
                 ORDER BY m.dequeue_at, m.id
                 LIMIT s.share + 1) m ON true
+            WINDOW lane AS (PARTITION BY s.since ORDER BY m.dequeue_at, m.id ROWS UNBOUNDED PRECEDING)
         ), placed AS (
             SELECT c.*, row_number() OVER (PARTITION BY c.ripe ORDER BY c.start, c.since) AS place
             FROM candidates c
@@ -549,11 +586,8 @@ BEGIN
                 AND NOT EXISTS (SELECT FROM leased d WHERE d.place = k.place)
         ), moves AS MATERIALIZED (
             SELECT k.lane, coalesce(sum(k.step) FILTER (WHERE k.taken), 0)::bigint AS spent,
-                count(k.id) > k.share AS cut_off,
-                max(k.dequeue_at) FILTER (WHERE k.taken) AS last_at,
-                (array_agg(k.id ORDER BY k.nth DESC) FILTER (WHERE k.taken))[1] AS last_id,
-                (array_agg(k.dequeue_at ORDER BY k.nth) FILTER (WHERE NOT k.taken))[1] AS next_at,
-                (array_agg(k.id ORDER BY k.nth) FILTER (WHERE NOT k.taken))[1] AS next_id
+                count(k.id) > k.share AS cut_off, max(k.dequeue_at) FILTER (WHERE k.taken) AS last_at,
+                min(k.dequeue_at) FILTER (WHERE NOT k.taken) AS next_at, min(k.id) FILTER (WHERE NOT k.taken) AS next_id
             FROM marked k
             GROUP BY k.lane, k.share
         ), moved AS (
@@ -563,16 +597,19 @@ BEGIN
                     WHEN v.cut_off THEN 'ready' ELSE 'idle' END,
                 due = CASE WHEN v.next_at > v_now THEN v.next_at END,
                 head_at = coalesce(v.next_at, v.last_at, l.head_at),
-                head_id = coalesce(v.next_id, v.last_id + 1, l.head_id)
+                head_id = coalesce(v.next_id, 0)
             FROM moves v
             WHERE l.ctid = v.lane
+        ), last AS (
+            SELECT k.start, k.since FROM marked k WHERE k.taken ORDER BY k.place DESC LIMIT 1
         ), turned AS (
             UPDATE rotation t
             SET turn = t.turn + 1,
-                vtime = greatest(r.vtime, (SELECT max(k.start) FROM marked k WHERE k.taken)),
-                news_from = r.news_from, news_open = r.news_open, idle_floor = r.idle_floor, swept = r.swept,
+                vtime = coalesce((SELECT a.start FROM last a), r.vtime),
+                vsince = coalesce((SELECT a.since FROM last a), r.vsince),
+                activations = r.activations, news_from = r.news_from, news_open = r.news_open,
                 due_floor = least(r.due_floor, (SELECT min(v.next_at) FROM moves v WHERE v.next_at > v_now)),
-                lease_floor = least(r.lease_floor, v_until)
+                lease_floor = least(r.lease_floor, v_until), idle_floor = r.idle_floor, swept = r.swept
             WHERE t.queue = v_queue AND t.turn = r.turn
         )
         SELECT d.id, d.channel, d.attempt, d.payload, d.body, d.state, d.error, d.dequeue_at, d.cost, d.created_at,
@@ -591,8 +628,9 @@ BEGIN
 
     IF NOT v_written THEN
         UPDATE rotation t
-        SET turn = t.turn + 1, vtime = r.vtime, news_from = r.news_from, news_open = r.news_open,
-            lease_floor = r.lease_floor, due_floor = r.due_floor, idle_floor = r.idle_floor, swept = r.swept
+        SET turn = t.turn + 1, vtime = r.vtime, activations = r.activations, news_from = r.news_from,
+            news_open = r.news_open, lease_floor = r.lease_floor, due_floor = r.due_floor, idle_floor = r.idle_floor,
+            swept = r.swept
         WHERE t.queue = v_queue AND t.turn = r.turn;
     END IF;
 END
@@ -613,13 +651,16 @@ SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan
 SET jit = off
 SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
 AS $$
 #variable_conflict use_column
 DECLARE
     v_error CONSTANT text := $3;
+    v_done bigint[];
 BEGIN
     PERFORM check_seconds('delay_seconds', delay_seconds, 0);
-    RETURN QUERY
     WITH lease AS MATERIALIZED (
         SELECT * FROM lease_list(ids, attempts)
     ), done AS (
@@ -627,12 +668,12 @@ BEGIN
         SET leased_until = NULL, error = v_error, dequeue_at = CASE WHEN delay_seconds = 0 THEN m.dequeue_at
             ELSE unix_ms(clock_timestamp() + make_interval(secs => delay_seconds)) END
         FROM lease l
-        WHERE m.id = l.id AND m.attempt = l.attempt AND m.leased_until IS NOT NULL
+        WHERE m.id = l.id AND m.attempt = l.attempt AND is_leased(m.leased_until)
         RETURNING m.id
     )
-    SELECT l.id, CASE WHEN d.id IS NULL THEN lease_refusal(l.id) ELSE 'failed' END
-    FROM lease l LEFT JOIN done d ON d.id = l.id
-    ORDER BY l.n;
+    SELECT array_agg(d.id) INTO v_done FROM done d;
+
+    RETURN QUERY SELECT * FROM lease_results(ids, v_done, 'failed');
 END
 $$;
 
@@ -642,8 +683,8 @@ REVOKE EXECUTE ON FUNCTION message_fail FROM PUBLIC;
 --
 -- Called by workers while they work. Returns for each lease, in the order given, 'extended', 'busy' (its completion
 -- or another act on it is under way in an open transaction), 'stale' or 'not_found' (completed or cancelled).
--- A lease that ran out is still extended when nobody else has got the message meanwhile.
--- Locks: the messages it updates, briefly. It waits for nobody.
+-- A lease that ran out is still extended when nobody has taken the message back.
+-- Locks: the messages it updates, until the end of the transaction. It waits for nobody.
 CREATE FUNCTION message_heartbeat(
     ids bigint[], attempts integer[], lease_seconds double precision DEFAULT 30
 ) RETURNS TABLE (id bigint, result text)
@@ -652,17 +693,26 @@ SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan
 SET jit = off
 SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
 AS $$
 #variable_conflict use_column
+DECLARE
+    v_known bigint[];
+    v_done bigint[];
 BEGIN
     PERFORM check_seconds('lease_seconds', lease_seconds, 0.001);
-    RETURN QUERY
     WITH lease AS MATERIALIZED (
         SELECT * FROM lease_list(ids, attempts)
+    ), known AS MATERIALIZED (
+        SELECT m.id
+        FROM lease l JOIN message m ON m.id = l.id
+        WHERE m.attempt = l.attempt AND is_leased(m.leased_until)
     ), held AS MATERIALIZED (
         SELECT m.id
         FROM lease l JOIN message m ON m.id = l.id
-        WHERE m.attempt = l.attempt AND m.leased_until IS NOT NULL
+        WHERE m.attempt = l.attempt AND is_leased(m.leased_until)
         FOR NO KEY UPDATE OF m SKIP LOCKED
     ), done AS (
         UPDATE message m
@@ -671,12 +721,11 @@ BEGIN
         WHERE m.id = h.id
         RETURNING m.id
     )
-    SELECT l.id, CASE WHEN d.id IS NOT NULL THEN 'extended'
-        WHEN EXISTS (SELECT FROM message m WHERE m.id = l.id AND m.attempt = l.attempt AND m.leased_until IS NOT NULL)
-            THEN 'busy'
-        ELSE lease_refusal(l.id) END
-    FROM lease l LEFT JOIN done d ON d.id = l.id
-    ORDER BY l.n;
+    SELECT (SELECT array_agg(k.id) FROM known k), (SELECT array_agg(d.id) FROM done d) INTO v_known, v_done;
+
+    RETURN QUERY
+    SELECT r.id, CASE WHEN r.result = 'stale' AND r.id = ANY (v_known) THEN 'busy' ELSE r.result END
+    FROM lease_results(ids, v_done, 'extended') r;
 END
 $$;
 
@@ -688,10 +737,11 @@ REVOKE EXECUTE ON FUNCTION message_heartbeat FROM PUBLIC;
 -- max(its own tag, vtime): neither a pause nor a new name gains anything. A place of null only re-reads the policy.
 -- Locks: the lanes it changes; nobody else writes lanes while the turn is held.
 --
--- Returns the earliest time at which one of the lanes that now wait is due.
+-- Returns the number of activations so far, and the earliest time at which one of the lanes that now wait is due.
 CREATE FUNCTION scheduler_activate(
-    queue text, vtime bigint, now_ms bigint, channels text[], ats bigint[], ids bigint[]
-) RETURNS bigint
+    queue text, vtime bigint, now_ms bigint, channels text[], ats bigint[], ids bigint[],
+    INOUT activations bigint, OUT due_floor bigint
+)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan
@@ -704,7 +754,7 @@ AS $$
 DECLARE
     v_queue CONSTANT text := $1;
     v_vtime CONSTANT bigint := $2;
-    v_due bigint;
+    v_activations CONSTANT bigint := $7;
 BEGIN
     WITH known AS (
         SELECT n.channel, n.at, n.id, coalesce(c.weight, 1) AS weight, l.row, l.tag, l.since, l.state,
@@ -729,7 +779,8 @@ BEGIN
                 ELSE h.state END AS state,
             CASE WHEN h.at <= now_ms AND h.is_head AND h.state IS DISTINCT FROM 'ready'
                 THEN greatest(h.tag, v_vtime) ELSE coalesce(h.tag, v_vtime) END AS tag,
-            CASE WHEN h.was_idle AND h.is_head THEN h.id ELSE h.since END AS since,
+            CASE WHEN h.at <= now_ms AND h.is_head AND h.state IS DISTINCT FROM 'ready'
+                THEN v_activations + row_number() OVER (ORDER BY h.id) ELSE coalesce(h.since, 0) END AS since,
             CASE WHEN h.is_head THEN h.at ELSE h.head_at END AS head_at,
             CASE WHEN h.is_head THEN h.id ELSE h.head_id END AS head_id
         FROM head h
@@ -747,9 +798,9 @@ BEGIN
         FROM wanted w
         WHERE w.row IS NULL
     )
-    SELECT min(w.head_at) INTO v_due FROM wanted w WHERE w.state = 'waiting';
-
-    RETURN coalesce(v_due, 9223372036854775807);
+    SELECT v_activations + count(*), coalesce(min(w.head_at) FILTER (WHERE w.state = 'waiting'), 9223372036854775807)
+    INTO activations, due_floor
+    FROM wanted w;
 END
 $$;
 
@@ -760,10 +811,11 @@ $$;
 -- through the index on the transaction id, a fold never walks over the signals of the past.
 -- Locks: the signals it deletes, which nobody else deletes, and the lanes that scheduler_activate changes.
 --
--- Returns the new horizon, the earliest time at which a lane that now waits is due, and whether signals may be left.
+-- Returns the new horizon, the number of activations so far, the earliest time at which a lane that now waits is due,
+-- and whether signals may be left.
 CREATE FUNCTION scheduler_fold(
     queue text, vtime bigint, now_ms bigint, max_signals integer,
-    INOUT news_from xid8, INOUT news_open xid8[], OUT due_floor bigint, OUT more boolean
+    INOUT news_from xid8, INOUT news_open xid8[], INOUT activations bigint, OUT due_floor bigint, OUT more boolean
 )
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -778,6 +830,7 @@ DECLARE
     v_queue CONSTANT text := $1;
     v_from CONSTANT xid8 := $5;
     v_open CONSTANT xid8[] := $6;
+    v_activations CONSTANT bigint := $7;
     v_snapshot pg_snapshot;
     v_folded integer;
     v_late integer;
@@ -827,7 +880,8 @@ BEGIN
         SELECT pg_current_xact_id()
         UNION
         SELECT x FROM unnest(v_open) AS x WHERE v_late = max_signals);
-    due_floor := scheduler_activate(v_queue, vtime, now_ms, v_channels, v_ats, v_ids);
+    SELECT a.activations, a.due_floor INTO activations, due_floor
+    FROM scheduler_activate(v_queue, vtime, now_ms, v_channels, v_ats, v_ids, v_activations) a;
 END
 $$;
 
@@ -880,10 +934,11 @@ $$;
 -- then need not wait behind the many signals of another. One index probe a channel, however many messages it has.
 -- Locks: the lanes that scheduler_activate changes.
 --
--- Returns the last channel looked at ('' when the round is complete) and the earliest time at which a lane that now
--- waits is due.
+-- Returns the last channel looked at ('' when the round is complete), the number of activations so far, and the
+-- earliest time at which a lane that now waits is due.
 CREATE FUNCTION scheduler_sweep(
-    queue text, vtime bigint, now_ms bigint, max_channels integer, INOUT swept text, OUT due_floor bigint
+    queue text, vtime bigint, now_ms bigint, max_channels integer,
+    INOUT swept text, INOUT activations bigint, OUT due_floor bigint
 )
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -895,6 +950,7 @@ AS $$
 DECLARE
     v_queue CONSTANT text := $1;
     v_swept CONSTANT text := $5;
+    v_activations CONSTANT bigint := $6;
     v_channels text[];
     v_ats bigint[];
     v_ids bigint[];
@@ -917,7 +973,8 @@ BEGIN
     INTO v_channels, v_ats, v_ids, swept
     FROM step s;
 
-    due_floor := scheduler_activate(v_queue, vtime, now_ms, v_channels, v_ats, v_ids);
+    SELECT a.activations, a.due_floor INTO activations, due_floor
+    FROM scheduler_activate(v_queue, vtime, now_ms, v_channels, v_ats, v_ids, v_activations) a;
 END
 $$;
 
@@ -1009,9 +1066,10 @@ $$;
 -- starts at max(its own tag, vtime).
 -- Locks: the lanes it changes.
 --
--- Returns the lower bound of the times at which the lanes that still wait are due.
-CREATE FUNCTION scheduler_wake(queue text, vtime bigint, now_ms bigint, due_floor bigint, max_lanes integer)
-RETURNS bigint
+-- Returns the lower bound of the times at which the lanes that still wait are due, and the number of activations so far.
+CREATE FUNCTION scheduler_wake(
+    queue text, vtime bigint, now_ms bigint, max_lanes integer, INOUT due_floor bigint, INOUT activations bigint
+)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan
@@ -1022,19 +1080,25 @@ AS $$
 DECLARE
     v_queue CONSTANT text := $1;
     v_vtime CONSTANT bigint := $2;
-    v_floor CONSTANT bigint := $4;
+    v_floor CONSTANT bigint := $5;
+    v_activations CONSTANT bigint := $6;
+    v_woken integer;
 BEGIN
     WITH due AS MATERIALIZED (
-        SELECT l.ctid AS row FROM lane l
+        SELECT l.ctid AS row, l.due, l.head_id FROM lane l
         WHERE l.queue = v_queue AND l.state = 'waiting' AND l.due >= v_floor AND l.due <= now_ms
         ORDER BY l.due
         LIMIT max_lanes
+    ), numbered AS MATERIALIZED (
+        SELECT d.row, v_activations + row_number() OVER (ORDER BY d.due, d.head_id) AS since FROM due d
     )
-    UPDATE lane l SET state = 'ready', tag = greatest(l.tag, v_vtime), due = NULL
-    FROM due d
-    WHERE l.ctid = d.row;
+    UPDATE lane l SET state = 'ready', tag = greatest(l.tag, v_vtime), since = n.since, due = NULL
+    FROM numbered n
+    WHERE l.ctid = n.row;
 
-    RETURN coalesce(
+    GET DIAGNOSTICS v_woken = ROW_COUNT;
+    activations := v_activations + v_woken;
+    due_floor := coalesce(
         (SELECT l.due FROM lane l
          WHERE l.queue = v_queue AND l.state = 'waiting' AND l.due >= v_floor
          ORDER BY l.due LIMIT 1),

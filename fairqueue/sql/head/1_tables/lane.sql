@@ -10,7 +10,7 @@ CREATE TABLE lane (
     state    text             NOT NULL,
     -- Start tag of the next message in units of virtual time (see lane_step). Only ever grows.
     tag      bigint           NOT NULL,
-    -- The message that made the lane active: equal tags go in this order.
+    -- The number of the activation that made the lane ready: equal tags go in this order. Only ever grows.
     since    bigint           NOT NULL,
     weight   double precision NOT NULL,
     -- No ready message stands before this place: scans start here, beyond the dead index entries of served ones.
@@ -19,9 +19,7 @@ CREATE TABLE lane (
     due      bigint,
     -- One row a channel. The tag is part of the key because it grows: read backwards, the first entry is the
     -- living one, however many dead versions an old snapshot keeps behind it.
-    CONSTRAINT lane_pkey PRIMARY KEY (queue, channel, tag),
-    CONSTRAINT lane_state CHECK (state IN ('ready', 'waiting', 'idle')),
-    CONSTRAINT lane_due CHECK ((state = 'waiting') = (due IS NOT NULL))
+    CONSTRAINT lane_pkey PRIMARY KEY (queue, channel, tag)
 ) WITH (autovacuum_vacuum_scale_factor = 0.05);
 
 CREATE INDEX lane_ready ON lane (queue, tag, since) WHERE state = 'ready';

@@ -9,6 +9,10 @@ CREATE TABLE rotation (
     turn         bigint      NOT NULL,
     -- Start tag of the message served last: where a channel that becomes active starts. Only ever grows.
     vtime        bigint      NOT NULL,
+    -- The lane of that message: every ready lane comes after (vtime, vsince).
+    vsince       bigint      NOT NULL,
+    -- How many lanes have become ready so far: the number that the next one gets, less 1.
+    activations  bigint      NOT NULL,
     -- Signals of transactions from news_from on, and of those in news_open, have not been folded yet.
     news_from    xid8        NOT NULL,
     news_open    xid8[]      NOT NULL,

@@ -9,21 +9,25 @@ SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan
 SET jit = off
 SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
 AS $$
 #variable_conflict use_column
+DECLARE
+    v_done bigint[];
 BEGIN
     IF ids IS NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = 'ids must be a list of message ids, not null';
     END IF;
-    RETURN QUERY
     WITH named AS MATERIALIZED (
-        SELECT * FROM unnest(ids) WITH ORDINALITY AS l (id, n) ORDER BY l.id
+        SELECT l.id FROM unnest(ids) AS l (id) ORDER BY l.id
     ), done AS (
         DELETE FROM message m USING named l WHERE m.id = l.id RETURNING m.id
     )
-    SELECT l.id, CASE WHEN d.id IS NULL THEN 'not_found' ELSE 'cancelled' END
-    FROM named l LEFT JOIN done d ON d.id = l.id
-    ORDER BY l.n;
+    SELECT array_agg(d.id) INTO v_done FROM done d;
+
+    RETURN QUERY SELECT * FROM lease_results(ids, v_done, 'cancelled');
 END
 $$;
 

@@ -11,8 +11,13 @@ SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan
 SET jit = off
 SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
 AS $$
 #variable_conflict use_column
+DECLARE
+    v_done bigint[];
 BEGIN
     PERFORM check_seconds('delay_seconds', delay_seconds, 0);
     IF cardinality(states) <> cardinality(ids) THEN
@@ -20,7 +25,6 @@ BEGIN
             MESSAGE = format('ids and states must have the same length, not %s and %s',
                 cardinality(ids), cardinality(states));
     END IF;
-    RETURN QUERY
     WITH lease AS MATERIALIZED (
         SELECT * FROM lease_list(ids, attempts)
     ), done AS (
@@ -28,12 +32,12 @@ BEGIN
         SET leased_until = NULL, dequeue_at = unix_ms(clock_timestamp() + make_interval(secs => delay_seconds)),
             state = CASE WHEN states IS NULL THEN m.state ELSE states[l.n] END
         FROM lease l
-        WHERE m.id = l.id AND m.attempt = l.attempt AND m.leased_until IS NOT NULL
+        WHERE m.id = l.id AND m.attempt = l.attempt AND is_leased(m.leased_until)
         RETURNING m.id
     )
-    SELECT l.id, CASE WHEN d.id IS NULL THEN lease_refusal(l.id) ELSE 'deferred' END
-    FROM lease l LEFT JOIN done d ON d.id = l.id
-    ORDER BY l.n;
+    SELECT array_agg(d.id) INTO v_done FROM done d;
+
+    RETURN QUERY SELECT * FROM lease_results(ids, v_done, 'deferred');
 END
 $$;
 

@@ -4,7 +4,7 @@
 -- they were scheduled; fewer than asked for only when fewer are eligible.
 --
 -- Scheduling (Goyal, Vin, Cheng: Start-time Fair Queueing, 1996). Each active channel has a lane with a start tag.
--- The next message comes from the lowest tag, ties from the lane that has been active longest; serving it moves the
+-- The next message comes from the lowest tag, ties from the lane that became ready first; serving it moves the
 -- tag on by cost / weight. A channel that becomes active starts at max(its own tag, virtual time). One statement
 -- below schedules a whole batch, exactly as single dequeues in a row would.
 --
@@ -71,7 +71,7 @@ BEGIN
             RETURN;
         END IF;
         INSERT INTO rotation AS t
-        VALUES (v_queue, 0, 0, '0', '{}', 'infinity', 9223372036854775807, -1, '')
+        VALUES (v_queue, 0, 0, 0, 0, '0', '{}', 'infinity', 9223372036854775807, -1, '')
         RETURNING t.* INTO r;
     ELSIF r.news_from > pg_snapshot_xmax(pg_current_snapshot()) THEN
         -- Restored from a dump of another server, whose transaction ids were ahead.
@@ -90,21 +90,22 @@ BEGIN
         IF v_fold AND (EXISTS (SELECT FROM signal s WHERE s.queue = v_queue AND s.xid >= r.news_from LIMIT 1)
             OR EXISTS (SELECT FROM signal s WHERE s.queue = v_queue AND s.xid = ANY (r.news_open) LIMIT 1))
         THEN
-            SELECT f.news_from, f.news_open, least(f.due_floor, r.due_floor), f.more
-            INTO r.news_from, r.news_open, r.due_floor, v_fold
-            FROM scheduler_fold(v_queue, r.vtime, v_now, v_news, r.news_from, r.news_open) f;
+            SELECT f.news_from, f.news_open, f.activations, least(f.due_floor, r.due_floor), f.more
+            INTO r.news_from, r.news_open, r.activations, r.due_floor, v_fold
+            FROM scheduler_fold(v_queue, r.vtime, v_now, v_news, r.news_from, r.news_open, r.activations) f;
             v_written := false;
         ELSE
             v_fold := false;
         END IF;
         -- Signals come in faster than they are folded, or, now and then, to find what no signal told of.
         IF v_fold OR r.turn % 64 = 32 THEN
-            SELECT w.swept, least(w.due_floor, r.due_floor) INTO r.swept, r.due_floor
-            FROM scheduler_sweep(v_queue, r.vtime, v_now, v_news, r.swept) w;
+            SELECT w.swept, w.activations, least(w.due_floor, r.due_floor) INTO r.swept, r.activations, r.due_floor
+            FROM scheduler_sweep(v_queue, r.vtime, v_now, v_news, r.swept, r.activations) w;
             v_written := false;
         END IF;
         IF r.due_floor <= v_now THEN
-            r.due_floor := scheduler_wake(v_queue, r.vtime, v_now, r.due_floor, v_news);
+            SELECT w.due_floor, w.activations INTO r.due_floor, r.activations
+            FROM scheduler_wake(v_queue, r.vtime, v_now, v_news, r.due_floor, r.activations) w;
             v_written := false;
         END IF;
         IF r.turn % 64 = 0 THEN
@@ -113,7 +114,8 @@ BEGIN
         END IF;
 
         IF NOT EXISTS (
-            SELECT FROM lane l WHERE l.queue = v_queue AND l.state = 'ready' AND l.tag >= r.vtime LIMIT 1)
+            SELECT FROM lane l
+            WHERE l.queue = v_queue AND l.state = 'ready' AND (l.tag, l.since) > (r.vtime, r.vsince) LIMIT 1)
         THEN
             EXIT WHEN NOT (v_fold OR v_reclaim OR r.due_floor <= v_now);
             v_news := least(v_news * 4, 20000);
@@ -126,7 +128,7 @@ BEGIN
             SELECT l.ctid AS lane, l.channel, l.tag, l.since, l.weight, l.head_at, l.head_id,
                 lane_step(1, l.weight)::double precision AS step
             FROM lane l
-            WHERE l.queue = v_queue AND l.state = 'ready' AND l.tag >= r.vtime
+            WHERE l.queue = v_queue AND l.state = 'ready' AND (l.tag, l.since) > (r.vtime, r.vsince)
             ORDER BY l.tag, l.since
             LIMIT v_want
         -- How many messages each may get, if all cost 1: those that start before the tag at which v_demand messages
@@ -138,18 +140,17 @@ BEGIN
             FROM competing c
         -- Their first messages, and one more, which tells where the lane stands afterwards.
         ), candidates AS (
-            SELECT s.lane, s.tag, s.since, s.share, m.row, m.id, m.dequeue_at, m.step, m.nth,
-                s.tag + (sum(m.step) OVER (PARTITION BY s.since ORDER BY m.nth) - m.step)::bigint AS start,
-                coalesce(m.dequeue_at <= v_now, false) AS ripe
+            SELECT s.lane, s.since, s.share, m.row, m.id, m.dequeue_at, m.step, row_number() OVER lane AS nth,
+                s.tag + (sum(m.step) OVER lane - m.step)::bigint AS start, coalesce(m.dequeue_at <= v_now, false) AS ripe
             FROM shares s
             LEFT JOIN LATERAL (
-                SELECT m.ctid AS row, m.id, m.dequeue_at, lane_step(m.cost, s.weight) AS step,
-                    row_number() OVER (ORDER BY m.dequeue_at, m.id) AS nth
+                SELECT m.ctid AS row, m.id, m.dequeue_at, lane_step(m.cost, s.weight) AS step
                 FROM message m
                 WHERE m.queue = v_queue AND m.channel = s.channel AND m.leased_until IS NULL
                     AND (m.dequeue_at, m.id) >= (s.head_at, s.head_id)
                 ORDER BY m.dequeue_at, m.id
                 LIMIT s.share + 1) m ON true
+            WINDOW lane AS (PARTITION BY s.since ORDER BY m.dequeue_at, m.id ROWS UNBOUNDED PRECEDING)
         ), placed AS (
             SELECT c.*, row_number() OVER (PARTITION BY c.ripe ORDER BY c.start, c.since) AS place
             FROM candidates c
@@ -181,11 +182,8 @@ BEGIN
                 AND NOT EXISTS (SELECT FROM leased d WHERE d.place = k.place)
         ), moves AS MATERIALIZED (
             SELECT k.lane, coalesce(sum(k.step) FILTER (WHERE k.taken), 0)::bigint AS spent,
-                count(k.id) > k.share AS cut_off,
-                max(k.dequeue_at) FILTER (WHERE k.taken) AS last_at,
-                (array_agg(k.id ORDER BY k.nth DESC) FILTER (WHERE k.taken))[1] AS last_id,
-                (array_agg(k.dequeue_at ORDER BY k.nth) FILTER (WHERE NOT k.taken))[1] AS next_at,
-                (array_agg(k.id ORDER BY k.nth) FILTER (WHERE NOT k.taken))[1] AS next_id
+                count(k.id) > k.share AS cut_off, max(k.dequeue_at) FILTER (WHERE k.taken) AS last_at,
+                min(k.dequeue_at) FILTER (WHERE NOT k.taken) AS next_at, min(k.id) FILTER (WHERE NOT k.taken) AS next_id
             FROM marked k
             GROUP BY k.lane, k.share
         ), moved AS (
@@ -195,16 +193,19 @@ BEGIN
                     WHEN v.cut_off THEN 'ready' ELSE 'idle' END,
                 due = CASE WHEN v.next_at > v_now THEN v.next_at END,
                 head_at = coalesce(v.next_at, v.last_at, l.head_at),
-                head_id = coalesce(v.next_id, v.last_id + 1, l.head_id)
+                head_id = coalesce(v.next_id, 0)
             FROM moves v
             WHERE l.ctid = v.lane
+        ), last AS (
+            SELECT k.start, k.since FROM marked k WHERE k.taken ORDER BY k.place DESC LIMIT 1
         ), turned AS (
             UPDATE rotation t
             SET turn = t.turn + 1,
-                vtime = greatest(r.vtime, (SELECT max(k.start) FROM marked k WHERE k.taken)),
-                news_from = r.news_from, news_open = r.news_open, idle_floor = r.idle_floor, swept = r.swept,
+                vtime = coalesce((SELECT a.start FROM last a), r.vtime),
+                vsince = coalesce((SELECT a.since FROM last a), r.vsince),
+                activations = r.activations, news_from = r.news_from, news_open = r.news_open,
                 due_floor = least(r.due_floor, (SELECT min(v.next_at) FROM moves v WHERE v.next_at > v_now)),
-                lease_floor = least(r.lease_floor, v_until)
+                lease_floor = least(r.lease_floor, v_until), idle_floor = r.idle_floor, swept = r.swept
             WHERE t.queue = v_queue AND t.turn = r.turn
         )
         SELECT d.id, d.channel, d.attempt, d.payload, d.body, d.state, d.error, d.dequeue_at, d.cost, d.created_at,
@@ -223,8 +224,9 @@ BEGIN
 
     IF NOT v_written THEN
         UPDATE rotation t
-        SET turn = t.turn + 1, vtime = r.vtime, news_from = r.news_from, news_open = r.news_open,
-            lease_floor = r.lease_floor, due_floor = r.due_floor, idle_floor = r.idle_floor, swept = r.swept
+        SET turn = t.turn + 1, vtime = r.vtime, activations = r.activations, news_from = r.news_from,
+            news_open = r.news_open, lease_floor = r.lease_floor, due_floor = r.due_floor, idle_floor = r.idle_floor,
+            swept = r.swept
         WHERE t.queue = v_queue AND t.turn = r.turn;
     END IF;
 END

@@ -11,13 +11,16 @@ SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan
 SET jit = off
 SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
 AS $$
 #variable_conflict use_column
 DECLARE
     v_error CONSTANT text := $3;
+    v_done bigint[];
 BEGIN
     PERFORM check_seconds('delay_seconds', delay_seconds, 0);
-    RETURN QUERY
     WITH lease AS MATERIALIZED (
         SELECT * FROM lease_list(ids, attempts)
     ), done AS (
@@ -25,12 +28,12 @@ BEGIN
         SET leased_until = NULL, error = v_error, dequeue_at = CASE WHEN delay_seconds = 0 THEN m.dequeue_at
             ELSE unix_ms(clock_timestamp() + make_interval(secs => delay_seconds)) END
         FROM lease l
-        WHERE m.id = l.id AND m.attempt = l.attempt AND m.leased_until IS NOT NULL
+        WHERE m.id = l.id AND m.attempt = l.attempt AND is_leased(m.leased_until)
         RETURNING m.id
     )
-    SELECT l.id, CASE WHEN d.id IS NULL THEN lease_refusal(l.id) ELSE 'failed' END
-    FROM lease l LEFT JOIN done d ON d.id = l.id
-    ORDER BY l.n;
+    SELECT array_agg(d.id) INTO v_done FROM done d;
+
+    RETURN QUERY SELECT * FROM lease_results(ids, v_done, 'failed');
 END
 $$;
 

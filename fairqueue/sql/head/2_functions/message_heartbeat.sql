@@ -2,8 +2,8 @@
 --
 -- Called by workers while they work. Returns for each lease, in the order given, 'extended', 'busy' (its completion
 -- or another act on it is under way in an open transaction), 'stale' or 'not_found' (completed or cancelled).
--- A lease that ran out is still extended when nobody else has got the message meanwhile.
--- Locks: the messages it updates, briefly. It waits for nobody.
+-- A lease that ran out is still extended when nobody has taken the message back.
+-- Locks: the messages it updates, until the end of the transaction. It waits for nobody.
 CREATE FUNCTION message_heartbeat(
     ids bigint[], attempts integer[], lease_seconds double precision DEFAULT 30
 ) RETURNS TABLE (id bigint, result text)
@@ -12,17 +12,26 @@ SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan
 SET jit = off
 SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
 AS $$
 #variable_conflict use_column
+DECLARE
+    v_known bigint[];
+    v_done bigint[];
 BEGIN
     PERFORM check_seconds('lease_seconds', lease_seconds, 0.001);
-    RETURN QUERY
     WITH lease AS MATERIALIZED (
         SELECT * FROM lease_list(ids, attempts)
+    ), known AS MATERIALIZED (
+        SELECT m.id
+        FROM lease l JOIN message m ON m.id = l.id
+        WHERE m.attempt = l.attempt AND is_leased(m.leased_until)
     ), held AS MATERIALIZED (
         SELECT m.id
         FROM lease l JOIN message m ON m.id = l.id
-        WHERE m.attempt = l.attempt AND m.leased_until IS NOT NULL
+        WHERE m.attempt = l.attempt AND is_leased(m.leased_until)
         FOR NO KEY UPDATE OF m SKIP LOCKED
     ), done AS (
         UPDATE message m
@@ -31,12 +40,11 @@ BEGIN
         WHERE m.id = h.id
         RETURNING m.id
     )
-    SELECT l.id, CASE WHEN d.id IS NOT NULL THEN 'extended'
-        WHEN EXISTS (SELECT FROM message m WHERE m.id = l.id AND m.attempt = l.attempt AND m.leased_until IS NOT NULL)
-            THEN 'busy'
-        ELSE lease_refusal(l.id) END
-    FROM lease l LEFT JOIN done d ON d.id = l.id
-    ORDER BY l.n;
+    SELECT (SELECT array_agg(k.id) FROM known k), (SELECT array_agg(d.id) FROM done d) INTO v_known, v_done;
+
+    RETURN QUERY
+    SELECT r.id, CASE WHEN r.result = 'stale' AND r.id = ANY (v_known) THEN 'busy' ELSE r.result END
+    FROM lease_results(ids, v_done, 'extended') r;
 END
 $$;
 

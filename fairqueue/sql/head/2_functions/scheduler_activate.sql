@@ -4,10 +4,11 @@
 -- max(its own tag, vtime): neither a pause nor a new name gains anything. A place of null only re-reads the policy.
 -- Locks: the lanes it changes; nobody else writes lanes while the turn is held.
 --
--- Returns the earliest time at which one of the lanes that now wait is due.
+-- Returns the number of activations so far, and the earliest time at which one of the lanes that now wait is due.
 CREATE FUNCTION scheduler_activate(
-    queue text, vtime bigint, now_ms bigint, channels text[], ats bigint[], ids bigint[]
-) RETURNS bigint
+    queue text, vtime bigint, now_ms bigint, channels text[], ats bigint[], ids bigint[],
+    INOUT activations bigint, OUT due_floor bigint
+)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan
@@ -20,7 +21,7 @@ AS $$
 DECLARE
     v_queue CONSTANT text := $1;
     v_vtime CONSTANT bigint := $2;
-    v_due bigint;
+    v_activations CONSTANT bigint := $7;
 BEGIN
     WITH known AS (
         SELECT n.channel, n.at, n.id, coalesce(c.weight, 1) AS weight, l.row, l.tag, l.since, l.state,
@@ -45,7 +46,8 @@ BEGIN
                 ELSE h.state END AS state,
             CASE WHEN h.at <= now_ms AND h.is_head AND h.state IS DISTINCT FROM 'ready'
                 THEN greatest(h.tag, v_vtime) ELSE coalesce(h.tag, v_vtime) END AS tag,
-            CASE WHEN h.was_idle AND h.is_head THEN h.id ELSE h.since END AS since,
+            CASE WHEN h.at <= now_ms AND h.is_head AND h.state IS DISTINCT FROM 'ready'
+                THEN v_activations + row_number() OVER (ORDER BY h.id) ELSE coalesce(h.since, 0) END AS since,
             CASE WHEN h.is_head THEN h.at ELSE h.head_at END AS head_at,
             CASE WHEN h.is_head THEN h.id ELSE h.head_id END AS head_id
         FROM head h
@@ -63,8 +65,8 @@ BEGIN
         FROM wanted w
         WHERE w.row IS NULL
     )
-    SELECT min(w.head_at) INTO v_due FROM wanted w WHERE w.state = 'waiting';
-
-    RETURN coalesce(v_due, 9223372036854775807);
+    SELECT v_activations + count(*), coalesce(min(w.head_at) FILTER (WHERE w.state = 'waiting'), 9223372036854775807)
+    INTO activations, due_floor
+    FROM wanted w;
 END
 $$;

@@ -5,10 +5,11 @@
 -- through the index on the transaction id, a fold never walks over the signals of the past.
 -- Locks: the signals it deletes, which nobody else deletes, and the lanes that scheduler_activate changes.
 --
--- Returns the new horizon, the earliest time at which a lane that now waits is due, and whether signals may be left.
+-- Returns the new horizon, the number of activations so far, the earliest time at which a lane that now waits is due,
+-- and whether signals may be left.
 CREATE FUNCTION scheduler_fold(
     queue text, vtime bigint, now_ms bigint, max_signals integer,
-    INOUT news_from xid8, INOUT news_open xid8[], OUT due_floor bigint, OUT more boolean
+    INOUT news_from xid8, INOUT news_open xid8[], INOUT activations bigint, OUT due_floor bigint, OUT more boolean
 )
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -23,6 +24,7 @@ DECLARE
     v_queue CONSTANT text := $1;
     v_from CONSTANT xid8 := $5;
     v_open CONSTANT xid8[] := $6;
+    v_activations CONSTANT bigint := $7;
     v_snapshot pg_snapshot;
     v_folded integer;
     v_late integer;
@@ -72,6 +74,7 @@ BEGIN
         SELECT pg_current_xact_id()
         UNION
         SELECT x FROM unnest(v_open) AS x WHERE v_late = max_signals);
-    due_floor := scheduler_activate(v_queue, vtime, now_ms, v_channels, v_ats, v_ids);
+    SELECT a.activations, a.due_floor INTO activations, due_floor
+    FROM scheduler_activate(v_queue, vtime, now_ms, v_channels, v_ats, v_ids, v_activations) a;
 END
 $$;

@@ -4,10 +4,11 @@
 -- then need not wait behind the many signals of another. One index probe a channel, however many messages it has.
 -- Locks: the lanes that scheduler_activate changes.
 --
--- Returns the last channel looked at ('' when the round is complete) and the earliest time at which a lane that now
--- waits is due.
+-- Returns the last channel looked at ('' when the round is complete), the number of activations so far, and the
+-- earliest time at which a lane that now waits is due.
 CREATE FUNCTION scheduler_sweep(
-    queue text, vtime bigint, now_ms bigint, max_channels integer, INOUT swept text, OUT due_floor bigint
+    queue text, vtime bigint, now_ms bigint, max_channels integer,
+    INOUT swept text, INOUT activations bigint, OUT due_floor bigint
 )
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -19,6 +20,7 @@ AS $$
 DECLARE
     v_queue CONSTANT text := $1;
     v_swept CONSTANT text := $5;
+    v_activations CONSTANT bigint := $6;
     v_channels text[];
     v_ats bigint[];
     v_ids bigint[];
@@ -41,6 +43,7 @@ BEGIN
     INTO v_channels, v_ats, v_ids, swept
     FROM step s;
 
-    due_floor := scheduler_activate(v_queue, vtime, now_ms, v_channels, v_ats, v_ids);
+    SELECT a.activations, a.due_floor INTO activations, due_floor
+    FROM scheduler_activate(v_queue, vtime, now_ms, v_channels, v_ats, v_ids, v_activations) a;
 END
 $$;

@@ -4,9 +4,10 @@
 -- starts at max(its own tag, vtime).
 -- Locks: the lanes it changes.
 --
--- Returns the lower bound of the times at which the lanes that still wait are due.
-CREATE FUNCTION scheduler_wake(queue text, vtime bigint, now_ms bigint, due_floor bigint, max_lanes integer)
-RETURNS bigint
+-- Returns the lower bound of the times at which the lanes that still wait are due, and the number of activations so far.
+CREATE FUNCTION scheduler_wake(
+    queue text, vtime bigint, now_ms bigint, max_lanes integer, INOUT due_floor bigint, INOUT activations bigint
+)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan
@@ -17,19 +18,25 @@ AS $$
 DECLARE
     v_queue CONSTANT text := $1;
     v_vtime CONSTANT bigint := $2;
-    v_floor CONSTANT bigint := $4;
+    v_floor CONSTANT bigint := $5;
+    v_activations CONSTANT bigint := $6;
+    v_woken integer;
 BEGIN
     WITH due AS MATERIALIZED (
-        SELECT l.ctid AS row FROM lane l
+        SELECT l.ctid AS row, l.due, l.head_id FROM lane l
         WHERE l.queue = v_queue AND l.state = 'waiting' AND l.due >= v_floor AND l.due <= now_ms
         ORDER BY l.due
         LIMIT max_lanes
+    ), numbered AS MATERIALIZED (
+        SELECT d.row, v_activations + row_number() OVER (ORDER BY d.due, d.head_id) AS since FROM due d
     )
-    UPDATE lane l SET state = 'ready', tag = greatest(l.tag, v_vtime), due = NULL
-    FROM due d
-    WHERE l.ctid = d.row;
+    UPDATE lane l SET state = 'ready', tag = greatest(l.tag, v_vtime), since = n.since, due = NULL
+    FROM numbered n
+    WHERE l.ctid = n.row;
 
-    RETURN coalesce(
+    GET DIAGNOSTICS v_woken = ROW_COUNT;
+    activations := v_activations + v_woken;
+    due_floor := coalesce(
         (SELECT l.due FROM lane l
          WHERE l.queue = v_queue AND l.state = 'waiting' AND l.due >= v_floor
          ORDER BY l.due LIMIT 1),
