@@ -106,7 +106,7 @@ class Channel(Base):
 
     :param name: the channel, usually a tenant's name or key.
     :param queue: the queue that the channel is in.
-    :param weight: its share against the other channels of the queue, 0.001 to 1000.
+    :param weight: its share against the other channels of the queue, 0.01 to 1000.
     """
 
     __tablename__ = "channel"
@@ -114,7 +114,7 @@ class Channel(Base):
         PrimaryKeyConstraint("queue", "name", name="channel_pkey"),
         CheckConstraint("char_length(queue) BETWEEN 1 AND 255", name="channel_queue_length"),
         CheckConstraint("char_length(name) BETWEEN 1 AND 255", name="channel_name_length"),
-        CheckConstraint("weight >= 0.001 AND weight <= 1000", name="channel_weight_range"),
+        CheckConstraint("weight >= 0.01 AND weight <= 1000", name="channel_weight_range"),
     )
 
     queue: Mapped[str] = mapped_column(Text, server_default="default")
@@ -131,7 +131,7 @@ class Channel(Base):
 
     @validates("weight")
     def _check_weight(self, field: str, value: float) -> float:
-        return check_number(field, value, 0.001, 1000)
+        return check_number(field, value, 0.01, 1000)
 
 
 class TypedMessage(Base, Generic[P]):

@@ -13,7 +13,7 @@ CREATE TABLE channel (
     CONSTRAINT channel_queue_length CHECK (char_length(queue) BETWEEN 1 AND 255),
     CONSTRAINT channel_name_length CHECK (char_length(name) BETWEEN 1 AND 255),
     -- NaN sorts above every number, so the upper bound refuses it too.
-    CONSTRAINT channel_weight_range CHECK (weight >= 0.001 AND weight <= 1000)
+    CONSTRAINT channel_weight_range CHECK (weight >= 0.01 AND weight <= 1000)
 );
 
 -- One row a finished message, append-only: the source for reports and pipelines.
@@ -238,6 +238,10 @@ SET enable_nestloop = off
 AS $$
 #variable_conflict use_column
 BEGIN
+    IF cardinality(done) = cardinality(ids) THEN
+        RETURN QUERY SELECT l.id, done_result FROM unnest(ids) AS l (id);
+        RETURN;
+    END IF;
     RETURN QUERY
     -- A scalar subquery, as EXISTS might be answered by hashing the whole table.
     SELECT l.id, CASE WHEN d.id IS NOT NULL THEN done_result
@@ -512,9 +516,10 @@ BEGIN
             FROM scheduler_wake(v_queue, r.vtime, v_now, v_news, r.due_floor, r.activations) w;
             v_written := false;
         END IF;
-        IF r.turn % 64 = 0 THEN
+        IF r.turn % 64 = 0 OR r.vtime > 1000000000000000000 THEN
             SELECT y.vtime, y.idle_floor INTO r.vtime, r.idle_floor
             FROM scheduler_tidy(v_queue, r.vtime, r.idle_floor) y;
+            v_written := false;
         END IF;
 
         IF NOT EXISTS (
@@ -1013,7 +1018,7 @@ BEGIN
         SELECT count(*), max(r.tag) INTO v_removed, v_last FROM removed r;
         idle_floor := CASE WHEN v_removed < 10000 THEN v_keep ELSE v_last END;
     END IF;
-    IF vtime > 2000000000000000000 THEN
+    IF vtime > 1000000000000000000 THEN
         UPDATE lane l SET tag = greatest(l.tag - $2, 0) WHERE l.queue = v_queue;
         vtime := 0;
         idle_floor := -1;

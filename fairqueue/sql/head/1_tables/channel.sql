@@ -11,5 +11,5 @@ CREATE TABLE channel (
     CONSTRAINT channel_queue_length CHECK (char_length(queue) BETWEEN 1 AND 255),
     CONSTRAINT channel_name_length CHECK (char_length(name) BETWEEN 1 AND 255),
     -- NaN sorts above every number, so the upper bound refuses it too.
-    CONSTRAINT channel_weight_range CHECK (weight >= 0.001 AND weight <= 1000)
+    CONSTRAINT channel_weight_range CHECK (weight >= 0.01 AND weight <= 1000)
 );

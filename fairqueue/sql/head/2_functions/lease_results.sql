@@ -14,6 +14,10 @@ SET enable_nestloop = off
 AS $$
 #variable_conflict use_column
 BEGIN
+    IF cardinality(done) = cardinality(ids) THEN
+        RETURN QUERY SELECT l.id, done_result FROM unnest(ids) AS l (id);
+        RETURN;
+    END IF;
     RETURN QUERY
     -- A scalar subquery, as EXISTS might be answered by hashing the whole table.
     SELECT l.id, CASE WHEN d.id IS NOT NULL THEN done_result

@@ -108,9 +108,10 @@ BEGIN
             FROM scheduler_wake(v_queue, r.vtime, v_now, v_news, r.due_floor, r.activations) w;
             v_written := false;
         END IF;
-        IF r.turn % 64 = 0 THEN
+        IF r.turn % 64 = 0 OR r.vtime > 1000000000000000000 THEN
             SELECT y.vtime, y.idle_floor INTO r.vtime, r.idle_floor
             FROM scheduler_tidy(v_queue, r.vtime, r.idle_floor) y;
+            v_written := false;
         END IF;
 
         IF NOT EXISTS (

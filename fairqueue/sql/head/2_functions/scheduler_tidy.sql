@@ -33,7 +33,7 @@ BEGIN
         SELECT count(*), max(r.tag) INTO v_removed, v_last FROM removed r;
         idle_floor := CASE WHEN v_removed < 10000 THEN v_keep ELSE v_last END;
     END IF;
-    IF vtime > 2000000000000000000 THEN
+    IF vtime > 1000000000000000000 THEN
         UPDATE lane l SET tag = greatest(l.tag - $2, 0) WHERE l.queue = v_queue;
         vtime := 0;
         idle_floor := -1;
