@@ -18,19 +18,37 @@ One customer's 10,000 messages don't keep another customer's one message waiting
 and the channels take turns. Parts:
 
 * :mod:`fairqueue.models`: ``Message``, ``Channel``, ``Queue``, ``History``
-* :mod:`fairqueue.enqueue`: ``enqueue``, ``enqueue_many``, ``enqueue_copy``
-* :mod:`fairqueue.leases`: ``dequeue``, ``complete``, ``fail``, ``defer``, ``heartbeat``, ``cancel``
-* :mod:`fairqueue.attach`, :mod:`fairqueue.schema`, :mod:`fairqueue.alembic`: into the database and out again
+* :mod:`fairqueue.producing`: ``enqueue``, ``enqueue_many``, ``enqueue_copy``
+* :mod:`fairqueue.consuming`: ``dequeue``, ``complete``, ``fail``, ``defer``, ``heartbeat``, ``cancel``
+* :mod:`fairqueue.installation`, :mod:`fairqueue.schema`, :mod:`fairqueue.alembic`: into the database and out again
 * :mod:`fairqueue.payloads`: typed payloads
 * ``fairqueue/sql/head``: the queue itself, in plpgsql
+
+Names are loaded when they are first used: Alembic imports this package in every program that uses Alembic, for the
+sake of its plugin.
 """
 
-from .attach import attach
-from .enqueue import MessageRow, enqueue, enqueue_copy, enqueue_many
-from .errors import FairqueueError, InvalidValue, SchemaVersionError
-from .leases import LeasedMessage, Outcome, cancel, complete, defer, dequeue, fail, heartbeat
-from .models import Channel, History, Message, Queue, TypedMessage, in_schema
-from .schema import verify
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .consuming import LeasedMessage, Outcome, cancel, complete, defer, dequeue, fail, heartbeat
+    from .errors import FairqueueError, InvalidValue, SchemaVersionError
+    from .installation import attach
+    from .models import Channel, History, Message, Queue, TypedMessage, in_schema
+    from .producing import MessageRow, enqueue, enqueue_copy, enqueue_many
+    from .schema import verify
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "consuming": ("LeasedMessage", "Outcome", "cancel", "complete", "defer", "dequeue", "fail", "heartbeat"),
+    "errors": ("FairqueueError", "InvalidValue", "SchemaVersionError"),
+    "installation": ("attach",),
+    "models": ("Channel", "History", "Message", "Queue", "TypedMessage", "in_schema"),
+    "producing": ("MessageRow", "enqueue", "enqueue_copy", "enqueue_many"),
+    "schema": ("verify",),
+}
 
 __all__ = [
     "Channel",
@@ -58,4 +76,14 @@ __all__ = [
     "verify",
 ]
 
-__version__ = "0.1.0"
+
+def __getattr__(name: str) -> Any:
+    for home, names in _HOMES.items():
+        if name in names:
+            value = globals()[name] = getattr(import_module(f"{__name__}.{home}"), name)
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

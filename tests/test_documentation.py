@@ -125,7 +125,7 @@ def test_doctests() -> None:
     assert results.failed == 0
 
 
-@pytest.mark.parametrize("name", ["fairqueue", "fairqueue.enqueue", "fairqueue.leases", "fairqueue.models", "fairqueue.payloads"])
+@pytest.mark.parametrize("name", ["fairqueue", "fairqueue.producing", "fairqueue.consuming", "fairqueue.models", "fairqueue.payloads"])
 def test_docstring_examples(name: str, engine: Any) -> None:
     """The example of a module's docstring, in an application that has what it refers to."""
 

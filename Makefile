@@ -1,0 +1,63 @@
+# The environment is .venv, from requirements.lock alone; every target makes it when it is missing or outdated.
+
+PYTHON ?= python3
+PYTEST_ARGS ?=
+
+python := .venv/bin/python
+ready := .venv/.ready
+# Python compiles what it imports; compiling everything beforehand takes longer than the downloads.
+install := -m pip install --quiet --disable-pip-version-check --no-compile
+
+.DEFAULT_GOAL := help
+.PHONY: help test demo lint types check matrix lock clean
+
+help:  ## this text
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+test: $(ready)  ## run the tests; PYTEST_ARGS="-n 2 -k fair" is handed to pytest
+	$(python) -m pytest $(PYTEST_ARGS)
+
+demo: $(ready)  ## see fair queueing at work; TENANTS=20 FILES=folder take other input
+	$(python) -m fairqueue.demo $(if $(TENANTS),--tenants "$(TENANTS)") $(if $(FILES),--files "$(FILES)")
+
+lint: $(ready)  ## ruff: rules and format
+	$(python) -m ruff check
+	$(python) -m ruff format --check
+
+types: $(ready)  ## mypy and pyright
+	$(python) -m mypy
+	$(python) -m pyright --pythonpath $(python)
+
+check: lint types test  ## lint, types and test
+
+matrix: $(ready) .venv-sa20/.ready  ## the tests on PostgreSQL 14 to 18 and on SQLAlchemy 2.0
+	.venv-sa20/bin/python -m pytest $(PYTEST_ARGS)
+	@if ! command -v npm >/dev/null; then echo "No npm here, so other versions of PostgreSQL are skipped."; exit 0; fi; \
+	for version in $$($(python) tools/postgres_versions.py --list); do \
+	    bin=$$($(python) tools/postgres_versions.py $$version) || exit; \
+	    echo "PostgreSQL $$version"; \
+	    FAIRQUEUE_PG_BIN=$$bin $(python) -m pytest $(PYTEST_ARGS) || exit; \
+	done
+
+lock:  ## renew requirements.lock (needs uv); it names no host, so any index serves it
+	uv pip compile pyproject.toml --all-extras --group dev --universal --python-version 3.11 --upgrade \
+	    --generate-hashes --no-header --no-annotate --no-emit-index-url --no-emit-find-links \
+	    --quiet --output-file requirements.lock
+	@! grep -n '://' requirements.lock
+
+clean:  ## remove what these targets made
+	rm -rf .venv .venv-sa20 .pg
+
+# Installing goes by hash; the project itself is built with the locked build backend, not one fetched for it.
+.venv/.ready: requirements.lock pyproject.toml
+	test -x $(python) || $(PYTHON) -m venv .venv
+	$(python) $(install) --require-hashes -r requirements.lock
+	$(python) $(install) --no-deps --no-build-isolation --editable .
+	touch $@
+
+.venv-sa20/.ready: requirements.lock pyproject.toml
+	test -x .venv-sa20/bin/python || $(PYTHON) -m venv .venv-sa20
+	.venv-sa20/bin/python $(install) --require-hashes -r requirements.lock
+	.venv-sa20/bin/python $(install) --no-deps --no-build-isolation --editable .
+	.venv-sa20/bin/python $(install) 'sqlalchemy>=2.0.40,<2.1'
+	touch $@

@@ -1,0 +1,63 @@
+"""How slow is the first dequeue after a flood, compared with the others?
+
+    python -m benchmarks.flood postgresql://localhost/scratch [messages]
+
+Installs fairqueue into the database if it isn't there, enqueues that many messages of one tenant, a transaction each,
+while nobody dequeues, and prints the time of the first dequeue over the median of the next 200. The connection has
+dequeued from another queue before, so that its plans are made.
+"""
+
+import statistics
+import sys
+import time
+
+import psycopg
+from sqlalchemy import create_engine
+
+from fairqueue import schema
+
+ENQUEUE = """
+DO $$
+BEGIN
+    FOR number IN 1 .. {} LOOP
+        INSERT INTO fairqueue.message (channel) VALUES ('flood');
+        COMMIT;
+    END LOOP;
+END
+$$
+"""
+
+
+def main(dsn: str, messages: int = 500_000) -> None:
+    engine = create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(dsn))
+    with engine.begin() as begun:
+        schema.install(begun)
+    engine.dispose()
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(
+            "TRUNCATE fairqueue.message, fairqueue.signal, fairqueue.lane, fairqueue.rotation RESTART IDENTITY"
+        )
+        connection.execute("SET synchronous_commit = off")
+        connection.execute("INSERT INTO fairqueue.message (queue, channel) VALUES ('warm', 'warm')")
+        for _ in range(10):
+            dequeue(connection, "warm", 1)
+        connection.execute(ENQUEUE.format(messages).encode())
+        for number in range(50):
+            connection.execute("INSERT INTO fairqueue.message (channel) VALUES (%s)", (f"quiet{number}",))
+        for limit in (1, 100):
+            times = [dequeue(connection, "default", limit) for _ in range(201)]
+            median = statistics.median(times[1:])
+            print(
+                f"batch {limit}: first {times[0] * 1000:.2f} ms, median {median * 1000:.2f} ms,"
+                f" largest {max(times[1:]) * 1000:.2f} ms, first/median {times[0] / median:.1f}"
+            )
+
+
+def dequeue(connection: psycopg.Connection, queue: str, limit: int) -> float:
+    start = time.perf_counter()
+    connection.execute("SELECT * FROM fairqueue.message_dequeue(%s, %s)", (queue, limit)).fetchall()
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], *map(int, sys.argv[2:]))

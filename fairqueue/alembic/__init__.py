@@ -1,0 +1,120 @@
+"""fairqueue in your own Alembic history.
+
+Adoption takes one line beside the models and one argument in env.py::
+
+    # models.py
+    import fairqueue
+
+    fairqueue.attach(Base.metadata)
+
+    # env.py, in each call of context.configure()
+    context.configure(
+        connection=connection,
+        target_metadata=Base.metadata,
+        autogenerate_plugins=["alembic.autogenerate.*", "fairqueue"],
+    )
+
+From then on ``alembic revision --autogenerate`` writes what the queue needs, beside what your tables need::
+
+    def upgrade() -> None:
+        op.create_fairqueue(1)
+        op.create_table("invoice", ...)
+
+
+    def downgrade() -> None:
+        op.drop_table("invoice")
+        op.drop_fairqueue(1)
+
+``alembic upgrade head``, ``alembic check``, ``alembic downgrade`` and ``--sql`` work as they always do, on
+psycopg and asyncpg. Your tables may have foreign keys to ``fairqueue.message``.
+
+**A new release of the library** never changes your database by itself. If it brings a new version of the
+tables and functions, ``alembic check`` reports ``('upgrade_fairqueue', 1, 2, 'fairqueue')`` and the next
+``alembic revision --autogenerate`` writes ``op.upgrade_fairqueue(1, 2)``. The steps are frozen: an old
+revision goes on doing what it did, whatever release runs it.
+
+**Another schema**, or several: ``fairqueue.attach(Base.metadata, schema="My Q")`` is written as
+``op.create_fairqueue(1, schema='My Q')``. The schema should be fairqueue's alone, since autogenerate leaves
+everything in it to fairqueue: a table of yours there would never be created.
+
+**Two applications on one database**: let one history own the queue, and attach it in the other one with
+``manage=False``. That one writes nothing and proposes nothing for it.
+
+**Without the plugin** write the operations by hand, and if env.py says ``include_schemas=True``, keep
+autogenerate from dropping the queue's tables with :func:`include_name`.
+
+**Types.** Alembic describes ``op`` to type checkers in a fixed list, so they don't know
+``op.create_fairqueue``. The functions of this module are the same operations, with types::
+
+    from fairqueue.alembic import create_fairqueue
+
+
+    def upgrade() -> None:
+        create_fairqueue(1)
+
+**Removing it**: write ``op.drop_fairqueue(1)`` by hand in the revision that takes the call of ``attach``
+away. Autogenerate can't know that you mean it; the messages go too.
+
+Limitations: PostgreSQL only, and on other databases nothing is compared. A revision run with ``--sql`` can't
+look at the database, so it isn't refused, as it would be online, where another version is installed than it
+starts from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+# Before anything of ours: it loads the whole of Alembic, which in turn loads our plugin, so that whoever
+# imports this package first doesn't have Alembic start from the middle of it.
+from alembic import op
+from sqlalchemy import MetaData
+
+from fairqueue.schema import DEFAULT_SCHEMA
+
+from ._plugin import installations
+from .ops import CreateFairqueueOp, DowngradeFairqueueOp, DropFairqueueOp, UpgradeFairqueueOp
+
+__all__ = ["create_fairqueue", "downgrade_fairqueue", "drop_fairqueue", "include_name", "upgrade_fairqueue"]
+
+
+def create_fairqueue(version: int, *, schema: str = DEFAULT_SCHEMA) -> None:
+    """``op.create_fairqueue``: install the queue, where it is not installed yet."""
+    op.invoke(CreateFairqueueOp(version, schema))
+
+
+def upgrade_fairqueue(start: int, end: int, *, schema: str = DEFAULT_SCHEMA) -> None:
+    """``op.upgrade_fairqueue``: take an installed queue to a newer version, with its messages."""
+    op.invoke(UpgradeFairqueueOp(start, end, schema))
+
+
+def downgrade_fairqueue(start: int, end: int, *, schema: str = DEFAULT_SCHEMA) -> None:
+    """``op.downgrade_fairqueue``: take an installed queue back to an older version, with its messages."""
+    op.invoke(DowngradeFairqueueOp(start, end, schema))
+
+
+def drop_fairqueue(version: int, *, schema: str = DEFAULT_SCHEMA) -> None:
+    """``op.drop_fairqueue``: remove the queue and its messages."""
+    op.invoke(DropFairqueueOp(version, schema))
+
+
+def include_name(
+    metadata: MetaData | Sequence[MetaData],
+) -> Callable[[str | None, str, Mapping[str, Any]], bool]:
+    """A filter for an env.py that doesn't name the plugin, but says ``include_schemas=True``.
+
+    It keeps autogenerate away from the schemas that ``metadata`` has fairqueue attached in::
+
+        context.configure(
+            connection=connection,
+            target_metadata=Base.metadata,
+            include_schemas=True,
+            include_name=include_name(Base.metadata),
+        )
+    """
+
+    def include(name: str | None, type_: str, parents: Mapping[str, Any]) -> bool:
+        schema = name if type_ == "schema" else parents.get("schema_name")
+        return schema not in installations(metadata)
+
+    return include

@@ -1,0 +1,106 @@
+"""The entry point ``alembic.plugins``: what autogenerate and ``alembic check`` do about fairqueue.
+
+Loaded by Alembic during its own import; see :mod:`fairqueue.alembic.ops` for what that forbids.
+
+===================== ================ ==========================================
+wanted (``attach``)   in the database  written into the revision
+===================== ================ ==========================================
+version n             nothing          ``op.create_fairqueue(n)``
+version n             version n        nothing
+version n             older, m         ``op.upgrade_fairqueue(m, n)``
+version n             newer            an error: this library can't undo that
+``manage=False``      anything         nothing: another history owns it
+not attached          anything         what Alembic writes by itself
+===================== ================ ==========================================
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from alembic.util import DispatchPriority, PriorityDispatchResult
+from sqlalchemy import MetaData
+
+from fairqueue.errors import InvalidValue
+from fairqueue.installation import Installation
+from fairqueue.installation import installations as attached
+from fairqueue.schema import installed_version, verify
+
+from .ops import FairqueueOp, move
+
+if TYPE_CHECKING:
+    from alembic.autogenerate.api import AutogenContext
+    from alembic.operations.ops import UpgradeOps
+    from alembic.runtime.plugins import Plugin
+
+__all__ = ["installations", "setup"]
+
+
+def installations(metadata: MetaData | Sequence[MetaData] | None) -> dict[str, Installation]:
+    """What :func:`fairqueue.attach` has noted in the target metadata of an env.py, by schema."""
+    several = [metadata] if isinstance(metadata, MetaData) else metadata or []
+    found = [installation for each in several for installation in attached(each).values()]
+    # Where two applications share an env.py, the one that manages the schema counts.
+    return {installation.schema: installation for installation in sorted(found, key=lambda each: each.manage)}
+
+
+def compare(context: AutogenContext, upgrade_ops: UpgradeOps) -> PriorityDispatchResult:
+    """Write what leads from the installed to the wanted version; reads the catalog and takes no lock.
+
+    First of all comparisons, so that the host's tables, which may refer to messages, come after the queue on
+    the way up and before it on the way down.
+    """
+    assert context.connection is not None  # autogenerate always has one
+    for installation in installations(context.metadata).values():
+        if installation.schema == context.connection.dialect.default_schema_name:
+            raise InvalidValue(
+                f"fairqueue is attached to schema {installation.schema!r}, this connection's default one:"
+                " autogenerate could not tell its tables from yours; give it a schema of its own"
+            )
+        if not installation.manage:
+            continue
+        found = installed_version(context.connection, installation.schema)
+        if found > installation.version:
+            verify(context.connection, installation.schema)  # says what to do
+        if found != installation.version:
+            upgrade_ops.ops.append(move(found, installation.version, installation.schema))
+    return PriorityDispatchResult.CONTINUE
+
+
+def prune(context: AutogenContext, upgrade_ops: UpgradeOps) -> PriorityDispatchResult:
+    """Take out whatever else was found to do in our schemas; last of all comparisons.
+
+    With ``include_schemas=True`` Alembic would drop our tables, with our models among the target metadata it
+    would create them, and alembic_utils would drop our functions: each sees only the part that it knows.
+    """
+    ours = installations(context.metadata)
+    upgrade_ops.ops[:] = [op for op in upgrade_ops.ops if isinstance(op, FairqueueOp) or _schema(op) not in ours]
+    return PriorityDispatchResult.CONTINUE
+
+
+def _schema(op: Any) -> str | None:
+    """The schema of one of Alembic's operations, or of alembic_utils', which keep it in a target."""
+    schema: str | None = getattr(getattr(op, "target", op), "schema", None)
+    return schema
+
+
+def setup(plugin: Plugin) -> None:
+    plugin.add_autogenerate_comparator(
+        compare, "autogenerate", "fairqueue", qualifier="postgresql", priority=DispatchPriority.FIRST
+    )
+    plugin.add_autogenerate_comparator(
+        prune, "autogenerate", "fairqueue", qualifier="postgresql", priority=DispatchPriority.LAST
+    )
+
+
+class _Module(ModuleType):
+    """This module, which until 1.20.1 Alembic iterated over, for the plugin modules in it."""
+
+    def __iter__(self) -> Iterator[ModuleType]:
+        yield self
+
+
+sys.modules[__name__].__class__ = _Module

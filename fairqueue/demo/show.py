@@ -1,0 +1,80 @@
+"""The demo from its first line to its last: a server, two runs, and what came of them."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from sqlalchemy import text
+from sqlalchemy.exc import ArgumentError, DBAPIError
+
+from fairqueue import embedded
+from fairqueue.errors import FairqueueError
+
+from .figures import Figures, measure
+from .load import Load
+from .picture import draw
+from .progress import Display
+from .queues import QUEUES
+from .report import print_report
+from .run import WorkersGone, race
+from .tables import CleanupError, Place, installed
+
+
+class DemoError(Exception):
+    """The demo can't go on; the message says why, in one line."""
+
+
+def show(load: Load, *, workers: int, batch: int, picture: Path) -> bool:
+    """Run the whole demo; says whether each file has exactly one result in both runs."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # where there is no arrow, a question mark will do
+    console = Console(highlight=False)
+    try:
+        arrival, fair = _race(console, load, workers, batch)
+    except (DBAPIError, ArgumentError, FairqueueError, embedded.EmbeddedError, WorkersGone, CleanupError) as error:
+        cause = error.orig if isinstance(error, DBAPIError) else error
+        raise DemoError(" ".join(str(cause).split())) from error
+    print_report(console, arrival, fair)
+    draw(picture, load, arrival, fair)
+    console.print(f"Picture: {picture.absolute()}", soft_wrap=True)
+    return arrival.count.exact and fair.count.exact
+
+
+def _race(console: Console, load: Load, workers: int, batch: int) -> list[Figures]:
+    with embedded.database_url() as url, installed(url) as place:
+        _announce(console, load, workers, batch, place)
+        with Display(console, load) as display:
+            race(place, load, workers=workers, batch=batch, watch=display.show)
+        with place.engine() as engine:
+            return [measure(engine, name) for name in QUEUES]
+
+
+def _announce(console: Console, load: Load, workers: int, batch: int, place: Place) -> None:
+    lines = {
+        "Files": str(load.folder),
+        "Work": "parse, hash, compress; result and completion commit together",
+        "Queues": f"arrival order and fairqueue, side by side, {_many(workers, 'worker')} each, batches of {batch}",
+        "Server": _server(place),
+    }
+    quiet, few = len(load.quiet), len(load.uploads[load.quiet[0]])
+    console.print(f"A noisy tenant uploads {_many(load.noisy_files, 'file')}, then", end=" ", style="bold")
+    console.print(f"{quiet:,} quiet tenants {few} each." if quiet > 1 else f"a quiet tenant {few}.", style="bold")
+    for name, line in lines.items():
+        console.print(f"{name:<8}{line}", style="dim", markup=False, soft_wrap=True)
+    console.print()
+
+
+def _server(place: Place) -> str:
+    with place.engine() as engine, engine.connect() as connection:
+        version = str(connection.scalar(text("SHOW server_version"))).split()[0]
+    if "FAIRQUEUE_DSN" in os.environ:
+        return f"PostgreSQL {version} at FAIRQUEUE_DSN, schemas {place.schema}*"
+    return f"PostgreSQL {version}, embedded, thrown away afterwards"
+
+
+def _many(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' if number != 1 else ''}"

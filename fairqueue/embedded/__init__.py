@@ -1,0 +1,136 @@
+"""A PostgreSQL server for demos, development and tests, started by the program that needs it.
+
+    from sqlalchemy import create_engine, text
+    from fairqueue import embedded
+
+    with embedded.ephemeral() as server:
+        with create_engine(server.url()).connect() as connection:
+            print(connection.scalar(text("SELECT version()")))
+
+`ephemeral()` is a throw-away server of this process, `shared()` a durable one that several processes use
+together, `database_url()` is FAIRQUEUE_DSN where that is set and one of the two where it is not.
+
+Not for production: nobody patches these programs for you. Linux and macOS. The rest of fairqueue never
+imports this package.
+
+| variable | meaning |
+|---|---|
+| FAIRQUEUE_DSN | a running server, for `database_url()`: nothing is started |
+| FAIRQUEUE_PG_BIN | the folder with `postgres` and `initdb` |
+| FAIRQUEUE_PG_HOME | where `shared()` keeps its data, and root its copy of programs out of others' reach |
+| FAIRQUEUE_PG_OSUSER | the account that runs the server when root starts it: `nobody` unless set |
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from fairqueue.embedded._files import (
+    EmbeddedError,
+    held,
+    home_directory,
+    locked,
+    own_directory,
+    traversable,
+    trying,
+)
+from fairqueue.embedded._programs import find_binaries, usable_programs
+from fairqueue.embedded._server import Server
+
+__all__ = [
+    "EmbeddedError",
+    "Server",
+    "database_url",
+    "ephemeral",
+    "find_binaries",
+    "shared",
+    "sqlalchemy_url",
+]
+
+_ROOM_IN_MEMORY = 2 << 30
+_SETTINGS = {"max_connections": "200"}
+# Only a crash of the machine could lose data, and that takes the directory too. A crash of the server alone
+# loses nothing: commits reach the operating system, so synchronous_commit stays as users have it.
+_FAST = {
+    "fsync": "off",
+    "full_page_writes": "off",
+    "wal_level": "minimal",
+    "max_wal_senders": "0",
+    "autovacuum_naptime": "10min",
+}
+
+
+def ephemeral(*, fast: bool = True, settings: Mapping[str, str] = {}, tcp: bool = False) -> Server:
+    """Start a throw-away server; it goes with the `with` block, `stop()`, or the program.
+
+    It dies with this process even on SIGKILL (on Linux, where it is the thread calling this that counts: call
+    it from the main one), and the next call removes the directory that was left behind.
+
+    `fast=True` gives up durability and, where there is room, keeps the data in memory; `fast=False` has
+    PostgreSQL's own settings, on disk. `tcp=True` listens on 127.0.0.1 too, with a password.
+    """
+    programs = usable_programs()
+    base = own_directory(_scratch(in_memory=fast) / f"fairqueue-{os.geteuid()}")
+    with locked(base / "mutex"):  # nobody sweeps a directory between its birth and its lock
+        _sweep(base)
+        directory = traversable(Path(tempfile.mkdtemp(prefix="server-", dir=base)))
+        users = held(directory / "users", fcntl.LOCK_SH)
+    settings = {**_SETTINGS, **(_FAST if fast else {}), **settings}
+    return Server(programs, directory, users, settings, tcp=tcp, temporary=True)
+
+
+def shared(home: Path | None = None, *, settings: Mapping[str, str] = {}, tcp: bool = False) -> Server:
+    """Join the durable server under `home`, starting it if need be; the last process to leave stops it.
+
+    `home` is FAIRQUEUE_PG_HOME, else a folder of this user. `settings` and `tcp` count where this call starts
+    the server. A process that is killed leaves the server running for the next one, which then stops it.
+    """
+    programs = usable_programs()
+    directory = own_directory(own_directory(home or home_directory()) / "server")
+    with locked(directory / "mutex"):
+        users = held(directory / "users", fcntl.LOCK_SH)
+        return Server(programs, directory, users, {**_SETTINGS, **settings}, tcp=tcp, temporary=False)
+
+
+@contextlib.contextmanager
+def database_url(*, durable: bool = False) -> Iterator[str]:
+    """An SQLAlchemy URL, good within the block: FAIRQUEUE_DSN, else an embedded server's.
+
+    `durable` chooses between `shared()` and `ephemeral()`.
+    """
+    if dsn := os.environ.get("FAIRQUEUE_DSN"):
+        yield sqlalchemy_url(dsn)
+        return
+    with shared() if durable else ephemeral() as server:
+        yield server.url()
+
+
+def sqlalchemy_url(dsn: str) -> str:
+    """`dsn` in SQLAlchemy's spelling: postgres:// and postgresql:// become postgresql+psycopg://."""
+    scheme, separator, rest = dsn.partition("://")
+    if not separator or scheme not in {"postgres", "postgresql", "postgresql+psycopg"}:
+        raise EmbeddedError("A database URL must begin with postgresql:// or postgresql+psycopg://.")
+    return f"postgresql+psycopg://{rest}"
+
+
+def _scratch(*, in_memory: bool) -> Path:
+    memory = Path("/dev/shm")  # noqa: S108 (what is made there is checked to be ours)
+    if in_memory and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free >= _ROOM_IN_MEMORY:
+        return memory
+    return Path(tempfile.gettempdir())
+
+
+def _sweep(base: Path) -> None:
+    """Remove what is left of servers whose process was killed; the mutex of `base` is held."""
+    for directory in base.glob("server-*"):
+        # suppressed: its owner removes it at this moment
+        with contextlib.suppress(FileNotFoundError), trying(directory / "users") as unused:
+            if not unused:
+                continue
+            with trying(directory / "server") as dead:
+                if dead:
+                    shutil.rmtree(directory, ignore_errors=True)

@@ -1,0 +1,94 @@
+"""Short words for what the tests do with a queue."""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+import psycopg
+from psycopg.rows import TupleRow
+from sqlalchemy import Engine, text
+from sqlalchemy.orm import Session
+
+import fairqueue as fq
+
+TABLES = "fairqueue.message, fairqueue.channel, fairqueue.lane, fairqueue.rotation, fairqueue.signal"
+
+
+def put(session: Session, channel: str, count: int = 1, **fields: object) -> list[int]:
+    """Enqueue messages of one channel in a transaction of their own."""
+    row: fq.MessageRow = {"channel": channel, **fields}  # type: ignore[typeddict-item]
+    ids = fq.enqueue_many(session, [row] * count)
+    session.commit()
+    return ids
+
+
+def put_all(session: Session, counts: Mapping[str, int]) -> None:
+    """Enqueue so many messages of each channel, channel after channel."""
+    for channel, count in counts.items():
+        put(session, channel, count)
+
+
+def take(session: Session, limit: int = 1, lease: float = 3600, queue: str = "default") -> list[str]:
+    """One dequeue in a transaction of its own: the channels served."""
+    return [message.channel for message in lease_of(session, limit, lease, queue)]
+
+
+def lease_of(session: Session, limit: int = 1, lease: float = 3600, queue: str = "default") -> list[fq.LeasedMessage]:
+    """One dequeue in a transaction of its own: the messages served."""
+    batch = list(session.scalars(fq.dequeue(limit=limit, lease=lease, queue=queue)))
+    session.commit()
+    return batch
+
+
+def drain(session: Session, limit: int = 1, queue: str = "default") -> list[fq.LeasedMessage]:
+    """Dequeue until nothing comes back."""
+    served: list[fq.LeasedMessage] = []
+    while batch := lease_of(session, limit, queue=queue):
+        served += batch
+    return served
+
+
+def complete(session: Session, leases: Iterable[fq.LeasedMessage]) -> list[str]:
+    results = [row.result for row in session.execute(fq.complete(leases))]
+    session.commit()
+    return results
+
+
+def sql(session: Session, statement: str, **parameters: object) -> None:
+    session.execute(text(statement), parameters)
+    session.commit()
+
+
+def expire(session: Session, ids: Iterable[int]) -> None:
+    """Time travel: what it would look like if these leases had been given long ago."""
+    expired = {"ids": list(ids)}
+    session.execute(text("UPDATE fairqueue.message SET leased_until = '2000-01-01' WHERE id = ANY (:ids)"), expired)
+    session.execute(text("UPDATE fairqueue.rotation SET lease_floor = '2000-01-01'"))
+    session.commit()
+
+
+def clock(session: Session) -> int:
+    """The database clock in Unix milliseconds."""
+    now: int = session.execute(text("SELECT fairqueue.unix_ms(clock_timestamp())")).scalar_one()
+    session.commit()
+    return now
+
+
+def wait_until(condition: Callable[[], object], deadline: float = 30) -> None:
+    """Come back when the condition holds; fail when it doesn't before the deadline."""
+    end = time.monotonic() + deadline
+    while not condition():
+        assert time.monotonic() < end, f"{condition} did not come true within {deadline} s"
+        time.sleep(0.005)
+
+
+def count(connection: psycopg.Connection[TupleRow], query: str) -> int:
+    """The one number that a query returns."""
+    row = connection.execute(query.encode()).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def truncate(engine: Engine) -> None:
+    """As after a fresh installation, ids from 1."""
+    with engine.begin() as connection:
+        connection.execute(text(f"TRUNCATE {TABLES} RESTART IDENTITY"))

@@ -1,0 +1,52 @@
+"""Looking at what the server and its other sessions do, so that no test has to sleep and hope."""
+
+import time
+from collections.abc import Callable
+
+import psycopg
+
+from tests.fixtures.connections import Raw
+
+RELATIONS = ("channel", "history", "lane", "message", "queue", "rotation", "signal")
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 20.0) -> None:
+    """Until `condition()` is true; an error if it doesn't come true."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)
+
+
+def observer(raw: Raw, database_url: str) -> psycopg.Connection:
+    """A connection that sees each moment anew."""
+    connection = raw(database_url)
+    connection.autocommit = True
+    return connection
+
+
+def impatient(raw: Raw, database_url: str) -> psycopg.Connection:
+    """A connection to which waiting for a lock is an error, so that a test of waiting needs no clock."""
+    connection = raw(database_url)
+    connection.execute("SET lock_timeout = '1s'")
+    connection.commit()
+    return connection
+
+
+def waits_for_a_lock(observer: psycopg.Connection, waiting: psycopg.Connection) -> bool:
+    """Whether the statement that `waiting` runs in another thread is waiting for a lock."""
+    query = "SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = %s"
+    return bool(value(observer, query, waiting.info.backend_pid))
+
+
+def value(connection: psycopg.Connection, query: str, *parameters: object) -> object:
+    """The one value that a query returns."""
+    row = connection.execute(query.encode(), parameters or None).fetchone()
+    assert row is not None
+    return row[0]
+
+
+def rows(connection: psycopg.Connection, schema: str = "fairqueue") -> dict[str, object]:
+    """How many rows each table has, of those that have any."""
+    counts = {table: value(connection, f'SELECT count(*) FROM "{schema}".{table}') for table in RELATIONS}
+    return {table: count for table, count in counts.items() if count}

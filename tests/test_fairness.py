@@ -1,0 +1,324 @@
+"""The next message comes from the channel with the lowest start tag, exactly, whatever the size of the batches."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import Engine, text
+from sqlalchemy.orm import Session
+
+import fairqueue as fq
+from tests.acts import (
+    clock,
+    complete,
+    drain,
+    expire,
+    lease_of,
+    put,
+    put_all,
+    sql,
+    take,
+    truncate,
+    wait_until,
+)
+from tests.invariants import check_invariants
+from tests.reference import Entry, Reference
+
+QUIET = [f"quiet{number}" for number in range(19)]
+
+
+def reference_of(session: Session) -> Reference:
+    """A reference that has the messages and the weights that are in the database, each channel told of once."""
+    reference = Reference()
+    rows = session.execute(
+        text("SELECT channel, dequeue_at, id, cost FROM fairqueue.message WHERE leased_until IS NULL ORDER BY id")
+    ).all()
+    for row in rows:
+        reference.enqueue(row.channel, [Entry(row.dequeue_at, row.id, row.cost)])
+    for channel in session.scalars(text("SELECT name FROM fairqueue.channel")).all():
+        reference.channels[channel].weight = session.get_one(fq.Channel, ("default", channel)).weight
+    session.commit()
+    return reference
+
+
+@pytest.mark.parametrize("limit", [1, 7, 100])
+def test_quiet_tenants_don_t_wait_for_a_noisy_one(session: Session, limit: int) -> None:
+    """1,000 messages of one tenant come first; the last of 19 others is served at place 19, not 1,018."""
+    put(session, "noisy", 1000)
+    put_all(session, {name: 1000 // 19 + (number < 1000 % 19) for number, name in enumerate(QUIET)})
+    reference = reference_of(session)
+    served = [(message.channel, message.id) for message in drain(session, limit)]
+    channels = [channel for channel, _ in served]
+    assert max(channels.index(name) for name in QUIET) == 19
+    assert served == reference.dequeue(2000, clock(session))
+    assert len(served) == 2000
+    check_invariants(session.connection())
+
+
+@pytest.mark.parametrize("limit", [1, 12])
+def test_weights_are_shares(session: Session, limit: int) -> None:
+    """At every moment, no service is a unit away from 1 : 2 : 3."""
+    weights = {"one": 1, "two": 2, "three": 3}
+    session.add_all(fq.Channel(name=name, weight=weight) for name, weight in weights.items())
+    put_all(session, dict.fromkeys(weights, 200))
+    served: Counter[str] = Counter()
+    for place in range(0, 300, limit):
+        for channel in take(session, limit):
+            served[channel] += 1
+            shares = [served[name] / weight for name, weight in weights.items()]
+            assert max(shares) - min(shares) <= 1, (place, served)
+    assert served == {"one": 50, "two": 100, "three": 150}
+
+
+@pytest.mark.parametrize("limit", [1, 11])
+def test_a_costly_message_uses_up_more_of_the_share(session: Session, limit: int) -> None:
+    """At every moment, what two channels have had in cost differs by no more than one message."""
+    put(session, "large", 40, cost=10)
+    put(session, "small", 400, cost=1)
+    had = {"large": 0, "small": 0}
+    for _ in range(0, 330, limit):
+        for channel in take(session, limit):
+            had[channel] += 10 if channel == "large" else 1
+            assert abs(had["large"] - had["small"]) <= 10
+    assert had == {"large": 300, "small": 300}
+
+
+@pytest.mark.parametrize("together", [True, False], ids=["one transaction", "a transaction each"])
+def test_single_dequeues_share_equally(session: Session, together: bool) -> None:
+    """Fairness rests on no clock: NOW() stands still within a transaction, and calls fall into one millisecond."""
+    put_all(session, {"a": 300, "b": 300, "c": 300})
+    served: Counter[str] = Counter()
+    for _ in range(300):
+        served[session.scalars(fq.dequeue()).one().channel] += 1
+        if not together:
+            session.commit()
+    assert served == {"a": 100, "b": 100, "c": 100}
+
+
+def test_a_late_tenant_is_served_within_the_current_round(session: Session) -> None:
+    put_all(session, dict.fromkeys("abcd", 100))
+    take(session, 42)
+    put(session, "late", 10)
+    assert "late" in take(session, 4 + 1)
+
+
+def test_a_new_name_gains_nothing(session: Session) -> None:
+    """A tenant that spreads over new names, each used once, waits as long as one that comes back after a pause."""
+    put_all(session, dict.fromkeys("abc", 200))
+    put(session, "pause", 1)
+    take(session, 100)
+    put(session, "pause", 1)
+    put(session, "new", 1)
+    place = take(session, 10)
+    assert place.index("new") == place.index("pause") + 1
+
+
+def test_a_channel_that_empties_and_comes_back_gains_nothing(session: Session) -> None:
+    """One message at a time, enqueued again as soon as it is served: a fair share, and not more."""
+    put(session, "busy", 100)
+    put(session, "drip", 1)
+    served: Counter[str] = Counter()
+    for _ in range(40):
+        (channel,) = take(session)
+        served[channel] += 1
+        if channel == "drip":
+            put(session, "drip", 1)
+    assert served == {"busy": 20, "drip": 20}
+
+
+def test_priority_orders_a_channel_and_never_the_channels(session: Session) -> None:
+    """Historic and negative times: ahead inside the channel, no further."""
+    put(session, "calm", 3)
+    first = put(session, "eager", 1, dequeue_at=0)
+    low = put(session, "eager", 1, priority=1)
+    high = put(session, "eager", 1, priority=10)
+    old = put(session, "eager", 1, dequeue_at=-(2**62) + 1)
+    batch = drain(session)
+    assert [message.id for message in batch if message.channel == "eager"] == old + high + low + first
+    assert "".join(message.channel[0] for message in batch) == "cececee"
+
+
+def test_a_message_is_never_served_before_its_time(session: Session) -> None:
+    now = clock(session)
+    later, sooner = now + 300, now + 150
+    put(session, "a", 1, dequeue_at=later)
+    put(session, "a", 1, dequeue_at=sooner)
+    put(session, "b", 1, dequeue_at=sooner)
+    put(session, "never", 1, dequeue_at=now + 86_400_000)
+    served: list[fq.LeasedMessage] = []
+
+    def all_served() -> bool:
+        for message in lease_of(session, 10):
+            assert message.dequeue_at <= clock(session)
+            served.append(message)
+        check_invariants(session.connection())
+        return len(served) == 3
+
+    wait_until(all_served)
+    assert [message.dequeue_at for message in served] == [sooner, sooner, later]
+    assert take(session, 10) == []
+
+
+def test_a_message_that_is_for_later_doesn_t_hide_one_that_is_ready(session: Session) -> None:
+    later = clock(session) + 86_400_000
+    put(session, "a", 1, dequeue_at=later)
+    assert take(session) == []
+    put(session, "a", 2)
+    assert take(session, 10) == ["a", "a"]
+    put(session, "a", 1, dequeue_at=later - 1)
+    assert take(session, 10) == []
+    put(session, "a", 1, priority=1)
+    assert take(session, 10) == ["a"]
+    check_invariants(session.connection())
+
+
+def test_a_crashing_tenant_gets_its_share_and_no_more(session: Session) -> None:
+    """Every lease of one tenant runs out: what comes back goes into its own rotation."""
+    put(session, "crashing", 5)
+    put(session, "healthy", 200)
+    served: Counter[str] = Counter()
+    for _ in range(100):
+        (message,) = lease_of(session)
+        served[message.channel] += 1
+        if message.channel == "crashing":
+            expire(session, [message.id])
+        else:
+            assert complete(session, [message]) == ["completed"]
+    assert served == {"crashing": 50, "healthy": 50}
+    check_invariants(session.connection())
+
+
+def test_a_lease_that_ran_out_counts_as_an_attempt(session: Session) -> None:
+    """It comes back in its old place, and its worker's completion is refused."""
+    put(session, "a", 2)
+    (first,) = lease_of(session)
+    expire(session, [first.id])
+    (again, other) = lease_of(session, 2)
+    assert (again.id, again.attempt) == (first.id, 2)
+    assert complete(session, [first]) == ["stale"]
+    assert complete(session, [again, other]) == ["completed", "completed"]
+
+
+def test_a_lease_runs_out_by_itself(session: Session) -> None:
+    put(session, "a", 1)
+    (first,) = lease_of(session, lease=0.05)
+    batch: list[fq.LeasedMessage] = []
+
+    def served_again() -> bool:
+        batch.extend(lease_of(session))
+        return bool(batch)
+
+    wait_until(served_again)
+    assert (batch[0].id, batch[0].attempt) == (first.id, 2)
+    assert clock(session) >= first.leased_until.timestamp() * 1000 - 1
+
+
+def test_a_changed_weight_takes_effect_at_the_next_dequeue(session: Session) -> None:
+    """By merge, by UPDATE, by DELETE."""
+    put_all(session, {"a": 200, "b": 200})
+    assert Counter(take(session, 20)) == {"a": 10, "b": 10}
+    session.merge(fq.Channel(name="a", weight=3))
+    session.commit()
+    assert Counter(take(session, 40)) == {"a": 30, "b": 10}
+    session.get_one(fq.Channel, ("default", "a")).weight = 0.25
+    session.commit()
+    assert Counter(take(session, 50)) == {"a": 10, "b": 40}
+    session.delete(session.get_one(fq.Channel, ("default", "a")))
+    session.commit()
+    assert Counter(take(session, 20)) == {"a": 10, "b": 10}
+
+
+def test_queues_don_t_share(session: Session) -> None:
+    put(session, "a", 5)
+    put(session, "a", 5, queue="other")
+    assert len(drain(session, 3)) == 5
+    assert len(drain(session, 3, queue="other")) == 5
+    check_invariants(session.connection())
+
+
+load = st.lists(
+    st.tuples(
+        st.sampled_from([1, 2, 3, 0.37, 1000]),  # weight
+        st.lists(st.sampled_from([1, 1, 1, 0.01, 3.3, 50]), min_size=1, max_size=25),  # costs
+        st.booleans(),  # cancelled before the batches
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@given(load=load, limit=st.integers(2, 40), before=st.integers(0, 10))
+@settings(
+    max_examples=30,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+def test_a_batch_is_what_single_dequeues_would_have_been(
+    engine: Engine, load: list[tuple[float, list[float], bool]], limit: int, before: int
+) -> None:
+    orders = []
+    for size in (1, limit):
+        truncate(engine)
+        with Session(engine) as session:
+            gone: list[int] = []
+            for number, (weight, costs, cancelled) in enumerate(load):
+                session.add(fq.Channel(name=str(number), weight=weight))
+                rows: list[fq.MessageRow] = [
+                    {"channel": str(number), "cost": float(cost), "priority": 1} for cost in costs
+                ]
+                ids = fq.enqueue_many(session, rows)
+                session.commit()
+                gone += ids if cancelled else []
+            order = [message.id for _ in range(before) for message in lease_of(session)]
+            session.execute(fq.cancel(gone))
+            session.commit()
+            order += [message.id for message in drain(session, size)]
+            check_invariants(session.connection())
+            orders.append(order)
+    assert orders[0] == orders[1]
+
+
+def test_tags_start_again_long_before_they_overflow(session: Session) -> None:
+    """Nothing about the order changes when the scheduler makes its numbers small again."""
+    session.add(fq.Channel(name="a", weight=0.3))
+    put_all(session, {"a": 50, "b": 150, "c": 150})
+    take(session, 9)
+    limit = 2_000_000_000_000_000_000
+    sql(session, f"UPDATE fairqueue.lane SET tag = tag + {limit}")
+    sql(session, f"UPDATE fairqueue.rotation SET vtime = vtime + {limit}, idle_floor = {limit}")
+    reference = reference_of(session)
+    for lane in session.execute(text("SELECT channel, tag, since FROM fairqueue.lane")).all():
+        channel = reference.channels[lane.channel]
+        channel.tag, channel.since, channel.ready = lane.tag, lane.since, True
+    reference.vtime = session.scalars(text("SELECT vtime FROM fairqueue.rotation")).one()
+    session.commit()
+    served = [(m.channel, m.id) for _ in range(150) for m in lease_of(session)]
+    assert served == reference.dequeue(150, clock(session))
+    vtime = session.scalar(text("SELECT vtime FROM fairqueue.rotation"))
+    assert vtime is not None
+    assert vtime < limit
+    check_invariants(session.connection())
+
+
+def test_the_heaviest_messages_of_the_lightest_channel(session: Session) -> None:
+    """The largest cost over the smallest weight, in the largest batches: no number overflows."""
+    session.add(fq.Channel(name="heavy", weight=0.01))
+    put(session, "heavy", 25_000, cost=1e6)
+    assert len(drain(session, 10_000)) == 25_000
+
+
+def test_channels_that_come_and_go_for_long(session: Session) -> None:
+    """Forgetting channels that were idle for long changes no order."""
+    reference = Reference()
+    for turn in range(200):
+        for name in ("busy", f"visitor{turn}" if turn < 100 else f"visitor{turn % 10}"):
+            (id_,) = put(session, name, 1, priority=1)
+            reference.enqueue(name, [Entry(-1, id_)])
+        served = [(message.channel, message.id) for message in lease_of(session, 2 if turn % 3 else 1)]
+        assert served == reference.dequeue(len(served), 0, [id_ for _, id_ in served])
+    lanes = session.scalar(text("SELECT count(*) FROM fairqueue.lane"))
+    assert lanes is not None
+    assert lanes < 101
+    check_invariants(session.connection())

@@ -1,0 +1,196 @@
+"""Typed payloads: JSON by default, or bytes, a dataclass, whatever Pydantic knows."""
+
+import itertools
+import sys
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from enum import Enum
+from typing import Any
+from uuid import UUID
+
+import pytest
+from pydantic import BaseModel, ConfigDict
+from sqlalchemy import select, text
+from sqlalchemy.orm import Session
+from typing_extensions import TypedDict
+
+import fairqueue as fq
+
+
+@dataclass
+class Page:
+    number: int
+
+
+@dataclass
+class Upload:
+    path: str
+    pages: list[Page] = field(default_factory=list)
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+class Order(BaseModel):
+    id: UUID
+    price: Decimal
+    at: datetime
+    patience: timedelta = timedelta(hours=1)
+    colours: set[Colour] = {Colour.RED}
+    data: bytes = b""
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(strict=True, ser_json_bytes="base64", val_json_bytes="base64")
+    at: datetime
+    data: bytes
+
+
+class Line(TypedDict):
+    text: str
+
+
+ORDER = Order(id=UUID(int=7), price=Decimal("1.10"), at=datetime(2030, 1, 1, tzinfo=UTC), data=b"abc")
+UPLOAD = Upload("a.pdf", [Page(1), Page(2)])
+
+
+NUMBERS = itertools.count()
+
+
+def typed(payload_type: Any) -> Any:
+    """A message class; two of one name would be a warning."""
+    return type(f"Typed{next(NUMBERS)}", (fq.TypedMessage,), {}, payload_type=payload_type)
+
+
+def round_trip(session: Session, payload_type: Any, value: Any) -> Any:
+    """Through the message class and the table, as a worker gets it."""
+    Typed = typed(payload_type)  # noqa: N806
+    session.add(Typed("acme", value))
+    session.commit()
+    [stored] = session.scalars(select(Typed))
+    assert stored.payload == value
+    [message] = session.scalars(fq.dequeue(message_type=Typed))
+    session.execute(fq.complete(message))
+    session.commit()
+    return message.payload
+
+
+@pytest.mark.parametrize(
+    ("payload_type", "value"),
+    [
+        (Order, ORDER),
+        (Strict, Strict(at=datetime(2030, 1, 1, tzinfo=UTC), data=b"\x00\xff")),
+        (Upload, UPLOAD),
+        (Line, {"text": "a"}),
+        (list[int], [1, 2]),
+        (Page | Upload, UPLOAD),
+        (int, 0),
+        (bytes, b"\x00\xff"),
+        (bytes, b""),
+        (Any, {"doc": [1, "two", None]}),
+        (Order, None),
+        (bytes, None),
+    ],
+    ids=[
+        *("model", "strict model", "dataclass", "TypedDict", "list", "union", "zero", "bytes", "no bytes"),
+        *("JSON", "no model", "null bytes"),
+    ],
+)
+def test_round_trip(session: Session, payload_type: Any, value: Any) -> None:
+    back = round_trip(session, payload_type, value)
+    assert back == value
+    assert type(back) is type(value)
+
+
+def test_where_they_are_kept(session: Session) -> None:
+    """JSON in payload, bytes in body; so programs that know nothing of the types can read them."""
+
+    class Blob(fq.TypedMessage[bytes], payload_type=bytes):
+        pass
+
+    class Document(fq.TypedMessage[Upload], payload_type=Upload):
+        pass
+
+    session.add(Blob("acme", b"x"))
+    session.add(Document("acme", UPLOAD, body=b"beside"))
+    session.flush()
+    rows = session.execute(text("SELECT payload, body FROM fairqueue.message ORDER BY body DESC")).all()
+    assert [tuple(row) for row in rows] == [
+        (None, b"x"),
+        ({"path": "a.pdf", "pages": [{"number": 1}, {"number": 2}]}, b"beside"),
+    ]
+    with pytest.raises(fq.InvalidValue, match="body can't be given: the payload of Blob is the body"):
+        Blob("acme", b"x", body=b"y")
+
+
+def test_read_as_another_type(session: Session) -> None:
+    """Who enqueues and who works may be different programs: the type is the reader's."""
+
+    class Read(fq.TypedMessage[Upload], payload_type=Upload):
+        pass
+
+    fq.enqueue(session, "acme", {"path": "a.pdf", "pages": [{"number": 1}, {"number": 2}]})
+    session.commit()
+    [message] = session.scalars(fq.dequeue(message_type=Read))
+    assert message.payload == UPLOAD
+    session.rollback()
+    assert session.scalars(fq.dequeue()).one().payload["path"] == "a.pdf"
+
+
+@pytest.mark.parametrize(
+    ("payload_type", "value"),
+    [
+        (Upload, {"path": 7}),
+        (Upload, "a.pdf"),
+        (Upload, Upload(path=7)),  # type: ignore[arg-type]
+        (Order, {"id": "x"}),
+        (list[int], ["a"]),
+        (bytes, "text"),
+        (float, float("nan")),
+        (str, "nul \x00"),
+    ],
+    ids=["dict", "text", "wrong field", "model", "list", "bytes", "NaN", "NUL"],
+)
+def test_refused_on_the_way_in(session: Session, payload_type: Any, value: Any) -> None:
+    """With one error that names the payload (or the body that it is kept in), before anything is written."""
+    Typed = typed(payload_type)  # noqa: N806
+    session.add(Typed("acme", value))
+    with pytest.raises(fq.InvalidValue, match=r"^(payload|body) (must|holds)"):
+        session.flush()
+    session.rollback()
+    assert session.scalar(text("SELECT count(*) FROM fairqueue.message")) == 0
+
+
+class TestWithoutPydantic:
+    @pytest.fixture(autouse=True)
+    def _no_pydantic(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "pydantic", None)
+
+    def test_dataclass(self, session: Session) -> None:
+        class Numbered(fq.TypedMessage[Page], payload_type=Page):
+            pass
+
+        session.add(Numbered("acme", Page(3)))
+        [message] = session.scalars(fq.dequeue(message_type=Numbered))
+        assert message.payload == Page(3)
+
+    def test_nested_dataclass_comes_back_as_a_dict(self, session: Session) -> None:
+        """The documented limitation."""
+
+        class Nested(fq.TypedMessage[Upload], payload_type=Upload):
+            pass
+
+        session.add(Nested("acme", UPLOAD))
+        [message] = session.scalars(fq.dequeue(message_type=Nested))
+        assert message.payload == Upload("a.pdf", [{"number": 1}, {"number": 2}])  # type: ignore[list-item]
+
+    def test_bytes_and_json_need_nothing(self, session: Session) -> None:
+        assert round_trip(session, bytes, b"x") == b"x"
+        assert round_trip(session, None, [1]) == [1]
+
+    @pytest.mark.parametrize("payload_type", [int, list[int], Line, UPLOAD])
+    def test_all_else_is_refused(self, payload_type: Any) -> None:
+        with pytest.raises(fq.InvalidValue, match=r"needs Pydantic \(pip install 'fairqueue\[pydantic\]'\)"):
+            typed(payload_type)

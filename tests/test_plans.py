@@ -1,0 +1,245 @@
+"""What the statements of a message's way cost, in rows and buffers: not in time, which depends on the machine.
+
+auto_explain shows the plan of every statement that a function runs.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import psycopg
+import pytest
+from psycopg.rows import TupleRow
+
+from tests.acts import count
+from tests.fixtures.connections import Raw
+
+pytestmark = pytest.mark.slow
+
+TABLES = {"message", "channel", "lane", "rotation", "signal"}
+INDEXES = {
+    "channel_pkey",
+    "lane_idle",
+    "lane_pkey",
+    "lane_ready",
+    "lane_waiting",
+    "message_leased",
+    "message_pkey",
+    "message_ready",
+    "rotation_pkey",
+    "signal_news",
+}
+
+Connection = psycopg.Connection[TupleRow]
+Node = dict[str, Any]
+
+
+class Statement(NamedTuple):
+    query: str
+    nodes: list[Node]
+
+    def rows_of(self, table: str) -> int:
+        """How many rows of a table its scans read, those that were filtered out among them."""
+        return sum(
+            round(
+                node["Actual Loops"]
+                * (
+                    node["Actual Rows"]
+                    + node.get("Rows Removed by Filter", 0)
+                    + node.get("Rows Removed by Index Recheck", 0)
+                )
+            )
+            for node in self.nodes
+            if node.get("Relation Name") == table and "Scan" in node["Node Type"]
+        )
+
+
+class Watched:
+    """A connection that keeps the plan of everything it runs."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.statements: list[Statement] = []
+        connection.autocommit = True
+        connection.add_notice_handler(self._notice)
+        connection.execute("LOAD 'auto_explain'")
+        for setting, value in {
+            "log_min_duration": "0",
+            "log_analyze": "on",
+            "log_buffers": "on",
+            "log_timing": "off",
+            "log_format": "json",
+            "log_level": "notice",
+            "log_nested_statements": "on",
+        }.items():
+            connection.execute("SELECT set_config(%s, %s, false)", (f"auto_explain.{setting}", value))
+
+    def _notice(self, diagnostic: psycopg.errors.Diagnostic) -> None:
+        _, found, plan = (diagnostic.message_primary or "").partition("plan:")
+        if found:
+            parsed = json.loads(plan)
+            self.statements.append(Statement(parsed["Query Text"], list(nodes(parsed["Plan"]))))
+
+    def run(self, query: str, *parameters: object) -> list[Statement]:
+        """Run a statement, and return the plans of what it ran inside."""
+        self.statements.clear()
+        self.connection.execute(query.encode(), parameters or None)
+        return list(self.statements)
+
+
+def nodes(plan: Node) -> Iterator[Node]:
+    yield plan
+    for child in plan.get("Plans", []):
+        yield from nodes(child)
+
+
+@pytest.fixture
+def loaded(raw: Raw, database_url: str) -> Connection:
+    """200,000 messages in 20,000 channels, just loaded, never analysed."""
+    connection = raw(database_url)
+    connection.autocommit = True
+    for table in TABLES:
+        connection.execute(f"ALTER TABLE fairqueue.{table} SET (autovacuum_enabled = off)".encode())
+    connection.execute("INSERT INTO fairqueue.channel (name) SELECT 'c' || g FROM generate_series(1, 20000) g")
+    connection.execute(
+        "INSERT INTO fairqueue.message (channel) SELECT 'c' || (1 + g % 20000) FROM generate_series(1, 200000) g"
+    )
+    return connection
+
+
+@pytest.fixture
+def watched(loaded: Connection, raw: Raw, database_url: str) -> Watched:
+    return Watched(raw(database_url))
+
+
+def leases(connection: Connection, number: int) -> tuple[list[int], list[int]]:
+    rows = connection.execute(
+        "SELECT id, attempt FROM fairqueue.message_dequeue('default', %s, 3600)", (number,)
+    ).fetchall()
+    return [row[0] for row in rows], [row[1] for row in rows]
+
+
+def small_queue(connection: Connection, watched: Watched) -> list[Statement]:
+    """Time passes in a queue beside: lanes wake, and idle ones are forgotten."""
+    connection.execute(
+        "INSERT INTO fairqueue.message (queue, channel) SELECT 'small', 'a' FROM generate_series(1, 130)"
+    )
+    connection.execute(
+        "INSERT INTO fairqueue.message (queue, channel, dequeue_at)"
+        " VALUES ('small', 'b', fairqueue.unix_ms(clock_timestamp()) + 200)"
+    )
+    dequeue = "SELECT * FROM fairqueue.message_dequeue('small')"
+    statements = watched.run(dequeue)
+    due = "SELECT due FROM fairqueue.lane WHERE queue = 'small' AND state = 'waiting'"
+    while count(connection, f"SELECT ({due}) >= fairqueue.unix_ms(clock_timestamp())"):
+        pass
+    for _ in range(130):
+        statements += watched.run(dequeue)
+    return statements
+
+
+def test_no_statement_scans_a_table(loaded: Connection, watched: Watched) -> None:
+    statements = watched.run("INSERT INTO fairqueue.message (channel) VALUES ('c1'), ('c2')")
+    statements += watched.run("UPDATE fairqueue.channel SET weight = 2 WHERE queue = 'default' AND name = 'c3'")
+    statements += watched.run("SELECT fairqueue.message_create('c1', '{}', delay_seconds => 0.01)")
+    for limit in (1, 100):
+        for act in ("complete", "fail", "defer", "heartbeat"):
+            for _ in range(10):  # Folds, sweeps, tidies.
+                statements += watched.run(f"SELECT * FROM fairqueue.message_dequeue('default', {limit})")
+            ids, attempts = leases(loaded, 20)
+            statements += watched.run(f"SELECT * FROM fairqueue.message_{act}(%s, %s)", ids, attempts)
+    statements += watched.run("SELECT * FROM fairqueue.message_cancel(%s)", leases(loaded, 20)[0])
+    # Reclaims; wakes.
+    expired, _ = leases(loaded, 50)
+    loaded.execute("UPDATE fairqueue.message SET leased_until = '2000-01-01' WHERE id = ANY (%s)", (expired,))
+    loaded.execute("UPDATE fairqueue.rotation SET lease_floor = '2000-01-01'")
+    statements += watched.run("SELECT * FROM fairqueue.message_dequeue('default', 100)")
+    statements += small_queue(loaded, watched)
+
+    scans = [
+        (node["Relation Name"], statement.query[:200])
+        for statement in statements
+        for node in statement.nodes
+        if node["Node Type"] == "Seq Scan" and node.get("Relation Name") in TABLES
+    ]
+    assert not scans
+    used = {node["Index Name"] for statement in statements for node in statement.nodes if "Index Name" in node}
+    assert used >= INDEXES, "the test has missed a statement"
+
+
+def rows_read(watched: Watched, limit: int) -> dict[str, int]:
+    statements = watched.run(f"SELECT * FROM fairqueue.message_dequeue('default', {limit})")
+    return {table: sum(statement.rows_of(table) for statement in statements) for table in TABLES}
+
+
+def test_a_dequeue_reads_in_proportion_to_what_it_serves(loaded: Connection, watched: Watched) -> None:
+    """With 200,000 messages in 20,000 channels waiting, and the news of them."""
+    for limit in (1, 10, 100):
+        for _ in range(5):
+            rows = rows_read(watched, limit)
+            assert max(rows.values()) <= 20 * (16 + limit), rows
+
+
+def test_unequal_costs_don_t_make_a_dequeue_read_more(raw: Raw, database_url: str) -> None:
+    """A tenant that is far ahead of the others doesn't make each of these offer a whole batch."""
+    connection = raw(database_url)
+    connection.autocommit = True
+    connection.execute("INSERT INTO fairqueue.message (channel, cost) VALUES ('large', 1000), ('large', 1000)")
+    connection.execute(
+        "INSERT INTO fairqueue.message (channel) SELECT 'c' || (1 + g % 98) FROM generate_series(1, 98 * 300) g"
+    )
+    watched = Watched(raw(database_url))
+    rows_read(watched, 100)
+    for _ in range(3):
+        assert max(rows_read(watched, 100).values()) <= 20 * (16 + 100)
+
+
+def test_cancelled_channels_don_t_take_a_round_each(loaded: Connection, raw: Raw, database_url: str) -> None:
+    """After a TRUNCATE, or when a whole backlog is cancelled, lanes are found empty many at a time."""
+    for _ in range(10):
+        leases(loaded, 1000)
+    loaded.execute("TRUNCATE fairqueue.message")
+    before = count(loaded, "SELECT turn FROM fairqueue.rotation")
+    assert leases(loaded, 1) == ([], [])
+    assert count(loaded, "SELECT turn FROM fairqueue.rotation") - before < 1000
+
+
+def buffers(connection: Connection, limit: int) -> int:
+    """The pages that the least of three dequeues touched."""
+    touched: list[int] = []
+    for _ in range(3):
+        row = connection.execute(
+            "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) SELECT * FROM fairqueue.message_dequeue('default', %s, 3600)",
+            (limit,),
+        ).fetchone()
+        assert row is not None
+        plan = row[0][0]["Plan"]
+        touched.append(sum(plan[f"Shared {kind} Blocks"] for kind in ("Hit", "Read", "Dirtied")))
+    return min(touched)
+
+
+@pytest.mark.parametrize("limit", [1, 20])
+@pytest.mark.parametrize(
+    "begin",
+    ["BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1", "BEGIN; SELECT pg_current_xact_id()"],
+    ids=["old snapshot", "forgotten transaction"],
+)
+def test_an_old_transaction_slows_nothing_down(raw: Raw, database_url: str, begin: str, limit: int) -> None:
+    """While nothing can be vacuumed, 20,000 messages pass, and a dequeue touches hardly more pages."""
+    old, connection = raw(database_url), raw(database_url)
+    old.autocommit = connection.autocommit = True
+    enqueue = (
+        "INSERT INTO fairqueue.message (channel, dequeue_at) SELECT 'c' || g %% 50, -1 FROM generate_series(1, %s) g"
+    )
+    connection.execute(enqueue, (5000,))
+    for _ in range(5):
+        leases(connection, 100)
+    old.execute(begin.encode())
+    start = buffers(connection, limit)
+    for _ in range(100):
+        connection.execute(enqueue, (200,))
+        for _ in range(2):
+            ids, attempts = leases(connection, 100)
+            connection.execute("SELECT * FROM fairqueue.message_complete(%s, %s)", (ids, attempts))
+    assert buffers(connection, limit) <= 2 * start + 50
+    old.execute("COMMIT")

@@ -1,0 +1,354 @@
+"""Into the database and out again: three roads to one schema, and none that leaves anything behind.
+
+What the functions in it may do, and cannot be tricked into, is in test_security.py.
+"""
+
+import asyncio
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from typing import Any
+
+import psycopg
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import Connection, Engine, MetaData, create_engine, make_url, text
+from sqlalchemy.exc import NotSupportedError
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.orm import Session
+
+import fairqueue as fq
+from fairqueue import schema
+from tests.catalog import dump, snapshot, sql_files
+from tests.fixtures.connections import Raw
+from tests.observing import observer, value
+
+STRANGE = ["My Q", '50%: "q" %s', "it's :a", "$$ $1", "ü" * 31, "select", "a.b", "x\\y", "new\nline"]
+
+
+@pytest.fixture
+def empty(empty_database_url: str) -> Iterator[Engine]:
+    engine = create_engine(empty_database_url)
+    yield engine
+    engine.dispose()
+
+
+def run(engine: Engine, statements: list[str]) -> None:
+    with engine.begin() as connection:
+        for statement in statements:
+            connection.execute(text(statement.replace(":", r"\:")))
+
+
+class TestRoads:
+    def test_all_lead_to_the_same_schema(self, empty: Engine, empty_database_url: str, raw: Raw) -> None:
+        """The files of HEAD, the frozen steps, and create_all; each road back leads to where it began."""
+        watching = observer(raw, empty_database_url)
+
+        def state() -> tuple[list[str], str | None]:
+            return snapshot(watching), dump(empty_database_url)
+
+        before = state()
+        run(empty, schema.install_sql("fairqueue"))
+        head = state()
+        assert len(head[0]) > 100
+        run(empty, schema.downgrade_sql("fairqueue", schema.HEAD, 0))
+        assert state() == before
+
+        run(empty, schema.upgrade_sql("fairqueue", 0, schema.HEAD))
+        assert state() == head
+        for version in range(schema.HEAD, 0, -1):
+            run(empty, schema.downgrade_sql("fairqueue", version, version - 1))
+        assert state() == before
+
+        for version in range(schema.HEAD):
+            run(empty, schema.upgrade_sql("fairqueue", version, version + 1))
+        assert state() == head
+        with empty.begin() as connection:
+            schema.uninstall(connection)
+        assert state() == before
+
+        metadata = MetaData()
+        fq.attach(metadata)
+        metadata.create_all(empty)
+        assert state() == head
+        metadata.drop_all(empty)
+        assert state() == before
+
+    def test_models_describe_it(self, engine: Engine) -> None:
+        """Alembic finds no difference between the database and the models, down to checks and defaults."""
+        options = {
+            "include_schemas": True,
+            "include_name": lambda name, type_, _: type_ != "schema" or name == "fairqueue",
+            "compare_server_default": True,
+            "autogenerate_plugins": ["alembic.autogenerate.*", "alembic.ext.checkconstraint_byname"],
+        }
+
+        def differences(connection: Connection) -> list[Any]:
+            context = MigrationContext.configure(connection, opts=options)
+            found = compare_metadata(context, fq.Message.metadata)
+            return [each for each in found if not same_default(each)]
+
+        def same_default(difference: Any) -> bool:
+            # Alembic evaluates both defaults, and a clock doesn't always say the same twice.
+            if not isinstance(difference, list) or difference[0][0] != "modify_default":
+                return False
+            found, wanted = (re.sub(r"::\w+|[()\s]", "", default.arg.text.lower()) for default in difference[0][-2:])
+            return bool(found == wanted)
+
+        with engine.connect() as connection:
+            assert differences(connection) == []
+            for change in (
+                "message ALTER dequeue_at SET DEFAULT 0",
+                "message DROP CONSTRAINT message_cost_range",
+                "lane ALTER since TYPE numeric",
+            ):
+                connection.execute(text(f"ALTER TABLE fairqueue.{change}"))
+            assert len(differences(connection)) == 3
+
+    def test_with_messages_in_it(self, empty: Engine, empty_database_url: str, raw: Raw) -> None:
+        watching = observer(raw, empty_database_url)
+        before = snapshot(watching)
+        with empty.begin() as connection:
+            schema.install(connection)
+        with Session(empty) as session:
+            fq.enqueue_many(session, [{"channel": "acme"} for _ in range(3)])
+            session.commit()
+            session.scalars(fq.dequeue()).all()
+            session.commit()
+        with empty.begin() as connection:
+            schema.uninstall(connection)
+            schema.uninstall(connection)  # nothing there, nothing to do
+        assert snapshot(watching) == before
+
+
+class TestForeignObjects:
+    """What others have in the schema stays, and so does the schema, if it is theirs or they need it."""
+
+    def test_schema_that_was_there_before(self, empty: Engine, empty_database_url: str, raw: Raw) -> None:
+        watching = observer(raw, empty_database_url)
+        for theirs in ("CREATE SCHEMA fairqueue", "CREATE TABLE fairqueue.theirs (id int PRIMARY KEY)"):
+            watching.execute(theirs.encode())
+            before = snapshot(watching)
+            with empty.begin() as connection:
+                schema.install(connection)
+                schema.uninstall(connection)
+            assert snapshot(watching) == before
+
+    @pytest.mark.parametrize(
+        "theirs",
+        [
+            "CREATE TABLE fairqueue.theirs (id int)",
+            "CREATE FUNCTION fairqueue.theirs() RETURNS int LANGUAGE sql AS 'SELECT 1'",
+            "CREATE TYPE fairqueue.theirs AS ENUM ('a')",
+            "CREATE DOMAIN fairqueue.theirs AS int",
+        ],
+        ids=["table", "function", "type", "domain"],
+    )
+    def test_objects_added_later(self, empty: Engine, empty_database_url: str, raw: Raw, theirs: str) -> None:
+        watching = observer(raw, empty_database_url)
+        with empty.begin() as connection:
+            schema.install(connection)
+        watching.execute(theirs.encode())
+        with empty.begin() as connection:
+            schema.uninstall(connection)
+        left = snapshot(watching)
+        assert any("theirs" in line for line in left)
+        assert not any("message" in line for line in left)
+
+    def test_objects_that_need_ours(self, engine: Engine) -> None:
+        """Are not dropped along with them: PostgreSQL says what depends on what, and nothing is removed."""
+        with engine.begin() as connection:
+            connection.execute(text("CREATE VIEW report AS SELECT count(*) FROM fairqueue.message"))
+        with pytest.raises(Exception, match=r"view .*report depends on table message"), engine.begin() as connection:
+            schema.uninstall(connection)
+        with engine.begin() as connection:
+            schema.verify(connection)
+
+
+class TestInstall:
+    def test_at_the_same_time(self, empty: Engine) -> None:
+        start = Barrier(4)
+
+        def install(_: int) -> None:
+            with empty.begin() as connection:
+                start.wait()
+                schema.install(connection)
+
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(install, range(4)))
+        with empty.connect() as connection:
+            schema.verify(connection)
+
+    @pytest.mark.parametrize("path", ['"$user", public', "", '"My Q",pg_temp', "public"])
+    def test_leaves_the_search_path_alone(self, empty: Engine, path: str) -> None:
+        """In autocommit mode too, where no rollback puts it back."""
+        with empty.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
+            connection.execute(text("SELECT set_config('search_path', :path, false)"), {"path": path})
+            before = connection.scalar(text("SHOW search_path"))
+            for act in (schema.install, schema.install, schema.uninstall):
+                act(connection)
+                assert connection.scalar(text("SHOW search_path")) == before
+
+    def test_is_rolled_back_with_its_transaction(self, empty: Engine, empty_database_url: str, raw: Raw) -> None:
+        watching = observer(raw, empty_database_url)
+        before = snapshot(watching)
+        with empty.connect() as connection:
+            schema.install(connection)
+            connection.rollback()
+            assert connection.scalar(text("SHOW search_path")) == '"$user", public'
+        assert snapshot(watching) == before
+
+    @pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+    def test_the_bodies_arrive_as_they_are_written(self, empty_database_url: str, raw: Raw, driver: str) -> None:
+        """A percent sign, a colon and a backslash mean something to drivers and to text()."""
+
+        async def main() -> None:
+            engine = create_async_engine(make_url(empty_database_url).set(drivername=f"postgresql+{driver}"))
+            async with engine.begin() as connection:
+                await connection.run_sync(schema.install)
+            await engine.dispose()
+
+        asyncio.run(main())
+        watching = observer(raw, empty_database_url)
+        for file in sql_files("head/2_functions"):
+            body = re.search(r"\$\$(.*)\$\$", file.read_text(), re.DOTALL)
+            if body:
+                query = "SELECT prosrc FROM pg_proc WHERE proname = %s"
+                assert value(watching, query, file.stem) == body[1]
+
+    @pytest.mark.parametrize("name", STRANGE)
+    def test_schemas_of_any_name(self, empty: Engine, empty_database_url: str, raw: Raw, name: str) -> None:
+        watching = observer(raw, empty_database_url)
+        before = snapshot(watching)
+        with empty.begin() as connection:
+            schema.install(connection, name)
+            schema.install(connection, name)
+            schema.verify(connection, name)
+        with Session(empty.execution_options(**fq.in_schema(name))) as session:
+            fq.enqueue(session, "acme", 1)
+            fq.enqueue_many(session, [{"channel": "acme", "payload": 2}])
+            fq.enqueue_copy(session, [{"channel": "acme", "payload": 3}])
+            batch = session.scalars(fq.dequeue(limit=9)).all()
+            assert [message.payload for message in batch] == [1, 2, 3]
+            assert {row.result for row in session.execute(fq.complete(batch))} == {"completed"}
+            session.commit()
+        with empty.begin() as connection:
+            schema.uninstall(connection, name)
+        assert snapshot(watching) == before
+
+    def test_several_schemas(self, empty: Engine) -> None:
+        """Installations of one database know nothing of each other."""
+        with empty.begin() as connection:
+            for name in ("one", "two"):
+                schema.install(connection, name)
+        with Session(empty.execution_options(**fq.in_schema("one"))) as session:
+            fq.enqueue(session, "acme")
+            session.commit()
+        for name, count in {"one": 1, "two": 0}.items():
+            with Session(empty.execution_options(**fq.in_schema(name))) as session:
+                assert len(session.scalars(fq.dequeue()).all()) == count
+        with empty.begin() as connection:
+            schema.uninstall(connection, "one")
+            schema.verify(connection, "two")
+
+    @pytest.mark.parametrize("name", ["", "x" * 64, "ü" * 32, "nul\0", "half \ud83d", "$fq$", None, 7])
+    def test_names_that_are_none(self, name: str) -> None:
+        for use in (schema.install_sql, lambda name: fq.attach(MetaData(), schema=name)):
+            with pytest.raises(fq.InvalidValue, match=r"^schema must be a name of 1 to 63 bytes, not"):
+                use(name)
+
+
+class TestVersion:
+    def fake(self, engine: Engine, version: int) -> None:
+        run(
+            engine, [f"CREATE OR REPLACE FUNCTION fairqueue.schema_version() RETURNS int LANGUAGE sql RETURN {version}"]
+        )
+
+    def test_none(self, empty: Engine) -> None:
+        with empty.connect() as connection, pytest.raises(fq.SchemaVersionError) as error:
+            fq.verify(connection)
+        assert str(error.value) == (
+            f"schema 'fairqueue' has no fairqueue: write a revision with op.create_fairqueue({schema.HEAD})"
+        )
+
+    def test_older(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(schema, "HEAD", 7)
+        self.fake(engine, 3)
+        for act in (schema.verify, schema.install):
+            with engine.connect() as connection, pytest.raises(fq.SchemaVersionError) as error:
+                act(connection)
+            assert "holds version 3 of fairqueue, this library needs 7" in str(error.value)
+            assert "op.upgrade_fairqueue(3, 7)" in str(error.value)
+
+    def test_newer(self, engine: Engine) -> None:
+        self.fake(engine, 99)
+        for act in (schema.verify, schema.install):
+            with engine.connect() as connection, pytest.raises(fq.SchemaVersionError) as error:
+                act(connection)
+            assert f"holds version 99 of fairqueue, this library knows no more than {schema.HEAD}" in str(error.value)
+            assert f"op.downgrade_fairqueue(99, {schema.HEAD})" in str(error.value)
+        with engine.connect() as connection, pytest.raises(fq.SchemaVersionError, match=r"0 to .* between 0 and 99"):
+            schema.uninstall(connection)
+
+    def test_steps_that_are_none(self) -> None:
+        for steps, start, end in (
+            (schema.upgrade_sql, 1, 99),
+            (schema.downgrade_sql, 99, 1),
+            (schema.upgrade_sql, -1, 1),
+        ):
+            with pytest.raises(fq.SchemaVersionError, match="install the release of fairqueue that"):
+                steps("fairqueue", start, end)
+
+    def test_server_too_old(self, empty: Engine) -> None:
+        """Is told before anything else is done."""
+        installing, upgrading = schema.install_sql()[0], schema.upgrade_sql("fairqueue", 0, 1)[0]
+        assert installing == upgrading
+        run(empty, [installing])
+        old = installing.replace("current_setting('server_version_num')", "'130022'")
+        assert old != installing
+        with pytest.raises(NotSupportedError, match=r"fairqueue needs PostgreSQL 14 or later, this server is [0-9.]+"):
+            run(empty, [old])
+
+
+class TestFiles:
+    """The SQL is read by people: each file says what it is, who uses it and what it locks."""
+
+    def test_each_begins_with_what_it_is(self) -> None:
+        for file in [*sql_files(), *sql_files("steps")]:
+            assert re.match(r"-- [A-Z].{20,}", file.read_text()), file
+
+    def test_functions_say_who_calls_them_and_what_they_lock(self) -> None:
+        for file in sql_files("head/2_functions"):
+            comment = file.read_text().partition("CREATE")[0]
+            assert re.search(r"\bCalled by\b|Trigger function of", comment), file
+            assert re.search(r"Locks: |takes no lock", comment), file
+
+    def test_one_object_a_file_and_named_like_it(self) -> None:
+        for file in sql_files():
+            created = re.findall(r"^CREATE (?:FUNCTION|TABLE|TRIGGER) (\w+)", file.read_text(), re.MULTILINE)
+            assert created == [file.stem]
+
+    def test_no_file_names_a_schema(self, raw: Raw, database_url: str) -> None:
+        """They run in whatever schema they are installed in."""
+        for file in [*sql_files(), *sql_files("steps")]:
+            code = re.sub(r"--.*", "", file.read_text())
+            assert not re.search(r"\bfairqueue\.\w|\bpublic\b", code), file
+
+
+def test_comparison_notices(engine: Engine) -> None:
+    """The catalog's text does tell a difference, so that equality above means something."""
+    with psycopg.connect(engine.url.set(drivername="postgresql").render_as_string(False)) as connection:
+        before = snapshot(connection)
+        for change in (
+            "ALTER FUNCTION fairqueue.message_dequeue SET jit = on",
+            "GRANT EXECUTE ON FUNCTION fairqueue.message_fail TO PUBLIC",
+            "DROP INDEX fairqueue.lane_idle",
+            "ALTER TABLE fairqueue.lane ALTER since SET DEFAULT 0",
+            "DROP TRIGGER message_moved ON fairqueue.message",
+        ):
+            connection.execute(change.encode())
+            after = snapshot(connection)
+            assert after != before
+            before = after

@@ -1,0 +1,287 @@
+"""G1, G2: enqueueing belongs to the caller's transaction, and stands in nobody's way.
+
+Whatever the isolation level and however long the transaction stays open. `lock_timeout` makes an error of every wait
+that should not be, so nothing here depends on how fast a machine is.
+"""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
+import psycopg
+import pytest
+from psycopg import IsolationLevel
+from sqlalchemy import create_engine, make_url, text
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+
+import fairqueue as fq
+from fairqueue import embedded, schema
+from tests.fixtures.connections import Raw
+from tests.fixtures.postgres import libpq
+from tests.observing import impatient, observer, rows, value, wait_until
+
+LEVELS = [IsolationLevel.READ_COMMITTED, IsolationLevel.REPEATABLE_READ, IsolationLevel.SERIALIZABLE]
+ENQUEUE = "INSERT INTO fairqueue.message (channel) VALUES (%s)"
+DEQUEUE = "SELECT id, attempt, channel FROM fairqueue.message_dequeue('default', %s)"
+COMPLETE = "SELECT result FROM fairqueue.message_complete(%s::bigint[], %s::integer[])"
+
+every_level = pytest.mark.parametrize("level", LEVELS, ids=lambda level: level.name.lower())
+
+
+@pytest.fixture(params=LEVELS, ids=lambda level: level.name.lower())
+def producer(request: pytest.FixtureRequest, raw: Raw, database_url: str) -> psycopg.Connection:
+    """A connection of each isolation level in turn."""
+    connection = raw(database_url)
+    connection.isolation_level = request.param
+    return connection
+
+
+def dequeue(connection: psycopg.Connection, limit: int = 10) -> list[tuple[int, int, str]]:
+    """Lease and commit, as a worker does."""
+    with connection.transaction():
+        return connection.execute(DEQUEUE, (limit,)).fetchall()
+
+
+def complete(connection: psycopg.Connection, leased: list[tuple[int, int, str]]) -> list[str]:
+    with connection.transaction():
+        ended = connection.execute(COMPLETE, ([m[0] for m in leased], [m[1] for m in leased]))
+        return [result for (result,) in ended]
+
+
+class TestOpenEnqueue:
+    """A transaction that has enqueued to a channel, and is not yet committed, hinders nobody there."""
+
+    def test_everybody_goes_on(self, producer: psycopg.Connection, raw: Raw, database_url: str) -> None:
+        other = impatient(raw, database_url)
+        with other.transaction():
+            other.execute(ENQUEUE, ("acme",))
+        producer.execute(ENQUEUE, ("acme",))
+
+        for each in LEVELS:
+            other.isolation_level = each
+            with other.transaction():
+                other.execute(ENQUEUE, ("acme",))
+        other.isolation_level = None
+        leased = dequeue(other)
+        assert len(leased) == 4
+        for ended, message in zip([*LEVELS, None], leased, strict=True):
+            other.isolation_level = ended
+            assert complete(other, [message]) == ["completed"]
+
+        other.isolation_level = None
+        producer.commit()
+        assert len(dequeue(other)) == 1
+
+    def test_through_asyncpg_too(self, raw: Raw, database_url: str) -> None:
+        other = impatient(raw, database_url)
+
+        async def hold_open() -> None:
+            engine = create_async_engine(make_url(database_url).set(drivername="postgresql+asyncpg"))
+            async with AsyncSession(engine) as session:
+                fq.enqueue(session, "acme")
+                await session.flush()
+                with other.transaction():
+                    other.execute(ENQUEUE, ("acme",))
+                leased = dequeue(other)
+                assert len(leased) == 1
+                assert complete(other, leased) == ["completed"]
+                await session.commit()
+            await engine.dispose()
+
+        asyncio.run(hold_open())
+        assert len(dequeue(other)) == 1
+
+    def test_its_locks(self, producer: psycopg.Connection) -> None:
+        """Only such as writers of the same table share, and on its own transaction id."""
+        for channel in ("acme", "globex"):
+            producer.execute(ENQUEUE, (channel,))
+        producer.execute("SELECT fairqueue.message_create('initech', '{}')")
+        locks = producer.execute(
+            "SELECT locktype, relation::regclass::text, mode FROM pg_locks"
+            " WHERE pid = pg_backend_pid() AND relation IS DISTINCT FROM 'pg_locks'::regclass"
+        ).fetchall()
+        shared = {"message", "signal", "message_id_seq", "signal_news"}
+        shared |= {"message_pkey", "message_ready", "message_leased"}
+        for locktype, relation, mode in locks:
+            if locktype == "relation":
+                assert relation.removeprefix("fairqueue.") in shared
+                assert mode == "RowExclusiveLock"
+            else:
+                assert (locktype, mode) in {("virtualxid", "ExclusiveLock"), ("transactionid", "ExclusiveLock")}
+
+
+class TestConcurrency:
+    def test_opposite_orders_never_deadlock(self, raw: Raw, database_url: str) -> None:
+        """Eight transactions at a time touch 50 channels in both orders, while others dequeue and complete."""
+        connections = [impatient(raw, database_url) for _ in range(10)]
+        start = Barrier(len(connections))
+        channels = [f"tenant {n}" for n in range(50)]
+        rounds = 6
+        total = 8 * rounds * len(channels)
+        done: list[int] = []
+
+        def produce(number: int) -> None:
+            connection = connections[number]
+            start.wait()
+            for turn in range(rounds):
+                connection.isolation_level = LEVELS[(number + turn) % len(LEVELS)]
+                with connection.transaction():
+                    for channel in channels if number % 2 else reversed(channels):
+                        connection.execute(ENQUEUE, (channel,))
+
+        def consume(number: int) -> None:
+            connection = connections[number]
+            start.wait()
+
+            def all_done() -> bool:
+                leased = dequeue(connection, 50)
+                assert set(complete(connection, leased)) <= {"completed"}
+                done.extend(id_ for id_, _, _ in leased)
+                return len(done) == total
+
+            wait_until(all_done, 60)
+
+        with ThreadPoolExecutor(len(connections)) as pool:
+            jobs = [pool.submit(produce, number) for number in range(8)]
+            jobs += [pool.submit(consume, number) for number in (8, 9)]
+            for job in jobs:
+                job.result()
+        assert len(set(done)) == total
+        assert rows(connections[0]).get("message", 0) == 0
+
+    def test_serializable_business_transactions_all_commit(self, raw: Raw, database_url: str) -> None:
+        """Enqueueing adds no dependency between transactions that have none of their own."""
+        first, *_ = connections = [impatient(raw, database_url) for _ in range(4)]
+        with first.transaction():
+            first.execute("CREATE TABLE invoice (tenant text)")
+        for connection in connections:
+            connection.isolation_level = IsolationLevel.SERIALIZABLE
+        for number, connection in enumerate(connections):
+            connection.execute("INSERT INTO invoice VALUES (%s)", (f"tenant {number}",))
+            connection.execute(ENQUEUE, ("acme",))
+        for connection in reversed(connections):
+            connection.execute(ENQUEUE, ("acme",))
+        for connection in connections:
+            connection.commit()
+        assert value(first, "SELECT count(*) FROM fairqueue.message") == 8
+
+    def test_serializable_beside_dequeues(self, raw: Raw, database_url: str) -> None:
+        """Nor do dequeues, folds and completions between its statements."""
+        producer, worker = raw(database_url), impatient(raw, database_url)
+        with worker.transaction():
+            worker.execute(ENQUEUE, ("acme",))
+        producer.isolation_level = IsolationLevel.SERIALIZABLE
+        for _ in range(3):
+            producer.execute(ENQUEUE, ("acme",))
+            with worker.transaction():
+                worker.execute(ENQUEUE, ("acme",))
+            complete(worker, dequeue(worker))
+        producer.commit()
+        assert len(dequeue(worker)) == 3
+
+
+class TestVisibility:
+    def test_nothing_before_the_commit(self, producer: psycopg.Connection, raw: Raw, database_url: str) -> None:
+        worker = impatient(raw, database_url)
+        producer.execute(ENQUEUE, ("acme",))
+        assert dequeue(worker) == []
+        producer.commit()
+        assert [channel for _, _, channel in dequeue(worker)] == ["acme"]
+
+    def test_late_commit_is_not_lost(self, raw: Raw, database_url: str) -> None:
+        """Ids are given at insert, seen at commit: dequeues meanwhile go beyond those that are still to come."""
+        late, early = raw(database_url), impatient(raw, database_url)
+        late.execute(ENQUEUE, ("acme",))
+        for _ in range(3):
+            with early.transaction():
+                early.execute(ENQUEUE, ("acme",))
+            assert len(dequeue(early)) == 1
+        late.commit()
+        assert len(dequeue(early)) == 1
+
+    def test_rollback_leaves_nothing(self, producer: psycopg.Connection, raw: Raw, database_url: str) -> None:
+        producer.execute(ENQUEUE, ("acme",))
+        producer.rollback()
+        assert rows(observer(raw, database_url)) == {}
+        assert dequeue(impatient(raw, database_url)) == []
+
+    def test_rollback_to_a_savepoint(self, session: Session, raw: Raw, database_url: str) -> None:
+        fq.enqueue(session, "kept")
+        with session.begin_nested() as savepoint:
+            fq.enqueue(session, "undone")
+            fq.enqueue_many(session, [{"channel": "undone"}])
+            session.flush()
+            savepoint.rollback()
+        with session.begin_nested():
+            fq.enqueue(session, "kept too")
+        session.commit()
+        assert rows(observer(raw, database_url)) == {"message": 2, "signal": 2}
+        assert [m[2] for m in dequeue(impatient(raw, database_url))] == ["kept", "kept too"]
+
+    def test_failing_business_statement(self, session: Session, raw: Raw, database_url: str) -> None:
+        fq.enqueue(session, "acme")
+        session.flush()
+        with pytest.raises(Exception, match="division by zero"):
+            session.execute(text("SELECT 1 / 0"))
+        session.rollback()
+        assert rows(observer(raw, database_url)) == {}
+
+    def test_killed_producer(self, raw: Raw, database_url: str) -> None:
+        """kill -9 in the middle: what it had committed is there, nothing else is."""
+        program = (
+            "import psycopg, sys\n"
+            "connection = psycopg.connect(sys.argv[1])\n"
+            f"for turn in range(2):\n"
+            f"    connection.cursor().executemany({ENQUEUE!r}, [('acme',)] * 100)\n"
+            "    if turn == 0: connection.commit()\n"
+            "print(connection.info.backend_pid, flush=True)\n"
+            "sys.stdin.read()\n"
+        )
+        with subprocess.Popen(
+            [sys.executable, "-c", program, libpq(database_url)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as process:
+            assert process.stdout
+            pid = int(process.stdout.readline())
+            os.kill(process.pid, signal.SIGKILL)
+        watching = observer(raw, database_url)
+        wait_until(lambda: not value(watching, "SELECT count(*) FROM pg_stat_activity WHERE pid = %s", pid))
+        assert rows(watching) == {"message": 100, "signal": 100}
+        assert len(dequeue(impatient(raw, database_url), 1000)) == 100
+
+
+class TestTwoPhaseCommit:
+    """PREPARE TRANSACTION: enqueued when the coordinator commits, whoever does."""
+
+    @pytest.fixture
+    def prepared_url(self, server: embedded.Server | None) -> Iterator[str]:
+        if server is None:
+            pytest.skip("needs a server with max_prepared_transactions, starts its own")
+        with embedded.ephemeral(settings={"max_prepared_transactions": "4"}) as own:
+            engine = create_engine(own.url())
+            with engine.begin() as connection:
+                schema.install(connection)
+            engine.dispose()
+            yield own.url()
+
+    def test_prepared_messages(self, raw: Raw, prepared_url: str) -> None:
+        other = impatient(raw, prepared_url)
+        for name in ("kept", "undone"):
+            producer = raw(prepared_url)
+            producer.tpc_begin(name)
+            producer.execute(ENQUEUE, (name,))
+            producer.tpc_prepare()
+            producer.close()
+            with other.transaction():
+                other.execute(ENQUEUE, ("acme",))
+            leased = dequeue(other)
+            assert [channel for _, _, channel in leased] == ["acme"]
+            assert complete(other, leased) == ["completed"]
+        other.tpc_rollback("undone")
+        other.tpc_commit("kept")
+        assert [channel for _, _, channel in dequeue(other)] == ["kept"]

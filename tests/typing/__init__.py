@@ -1,0 +1,1 @@
+"""What type checkers see: nothing here runs, mypy and pyright check it."""
