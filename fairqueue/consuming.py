@@ -24,15 +24,17 @@ that is given, and return a row ``(id, result)`` for each, in the order given; s
 ``"stale"`` and has to roll back its work, which another worker is doing again.
 
 Limitations: :func:`dequeue` needs a READ COMMITTED transaction, and holds the turn of its queue until that ends: other
-dequeues of the queue wait for it (10 s at most, then they raise). Producers and completions never wait for it. A
-message whose lease was extended can't be completed from a REPEATABLE READ transaction that began before the extension:
-PostgreSQL raises a serialization failure.
+dequeues of the queue wait for it (10 s at most, then they raise). A transaction that has already written doesn't wait,
+and gets nothing, as waiting could deadlock; one that holds an advisory lock or a LOCK TABLE isn't recognised as such.
+Producers and completions never wait for a dequeue. In REPEATABLE READ and SERIALIZABLE transactions PostgreSQL may
+refuse a completion with a serialization failure: if the lease was extended after the transaction began, and, when it
+is SERIALIZABLE, if others enqueue at the same time; try it again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Generic, overload
@@ -58,7 +60,7 @@ from typing_extensions import TypeVar
 from ._functions import SchemaFunction
 from .errors import InvalidValue
 from .models import Message, TypedMessage, check_name
-from .payloads import json_text
+from .payloads import Unread, json_text, lazily
 from .schedule import check_seconds, is_whole
 
 if TYPE_CHECKING:
@@ -100,7 +102,8 @@ class LeasedMessage(Generic[P]):
     queue: str
     channel: str
     attempt: int
-    payload: P
+    #: The payload as it is stored: JSON data, or bytes.
+    raw: Any
     body: bytes | None
     #: What :func:`defer` saved at an earlier attempt.
     state: Any
@@ -110,6 +113,16 @@ class LeasedMessage(Generic[P]):
     cost: float
     created_at: datetime
     leased_until: datetime
+    reader: Callable[[Any], P] | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def payload(self) -> P:
+        """The payload, as an object where the message has a type.
+
+        :raises InvalidValue: if what is stored doesn't fit the type. Only this message is concerned: :func:`fail` it.
+        """
+        payload: P = self.raw if self.reader is None or self.raw is None else self.reader(self.raw)
+        return payload
 
 
 Lease = LeasedMessage[Any] | tuple[int, int]
@@ -125,7 +138,10 @@ class _LeaseBundle(Bundle[Any]):
         self, query: Any, procs: Sequence[Callable[[Row[Any]], Any]], labels: Sequence[str]
     ) -> Callable[[Row[Any]], Any]:
         def process(row: Row[Any]) -> LeasedMessage[Any]:
-            return LeasedMessage(**{label: proc(row) for label, proc in zip(labels, procs, strict=True)})
+            values = {label: proc(row) for label, proc in zip(labels, procs, strict=True)}
+            if isinstance(values["raw"], Unread):
+                values["raw"], values["reader"] = values["raw"]
+            return LeasedMessage(**values)
 
         return process
 
@@ -166,9 +182,9 @@ def dequeue(
         _seconds("lease", lease, minimum=0.001),
     ).table_valued(*(column(name, Message.__table__.c[name].type) for name in _RETURNED), name="leased")
     stored = message_type.__mapper__.columns["payload"]
-    values = {name: row.c[name] for name in _RETURNED} | {
+    values = {name: row.c[name] for name in _RETURNED if name != "payload"} | {
         "queue": literal(queue, Text),
-        "payload": type_coerce(row.c[stored.name], stored.type),
+        "raw": type_coerce(row.c[stored.name], lazily(stored.type)),
     }
     return select(_LeaseBundle("message", *(value.label(name) for name, value in values.items())))
 
@@ -226,12 +242,18 @@ def heartbeat(leases: Leases, *, lease: float | timedelta = 30) -> Results:
     return _results("message_heartbeat", *_arrays(leases), _seconds("lease", lease, minimum=0.001))
 
 
-def cancel(messages: Leases | int | Iterable[int]) -> Results:
-    """Take messages out of the queue for good, ready or leased; ids or leases will do.
+def cancel(messages: int | LeasedMessage[Any] | Iterable[int | LeasedMessage[Any]]) -> Results:
+    """Take messages out of the queue for good, ready or leased.
 
     Results: ``"cancelled"``, ``"not_found"``. Who works on one learns it at the next heartbeat or completion.
+
+    :param messages: one id or :class:`LeasedMessage`, or any number.
     """
-    ids = [item if is_whole(item) else _pair(item)[0] for item in _each(messages)]
+    ids = []
+    for message in messages if isinstance(messages, Iterable) else [messages]:
+        if not isinstance(message, LeasedMessage) and not is_whole(message):
+            raise InvalidValue(f"a message is an id or a LeasedMessage, not {message!r}")
+        ids.append(message.id if isinstance(message, LeasedMessage) else message)
     return _results("message_cancel", cast(ids, ARRAY(BigInteger)))
 
 

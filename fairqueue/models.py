@@ -157,7 +157,8 @@ class TypedMessage(Base, Generic[P]):
     payload: Mapped[P] = mapped_column(JSONPayload, nullable=True)
     body: Mapped[bytes | None] = mapped_column(BytesPayload)
     dequeue_at: Mapped[int] = mapped_column(
-        BigInteger, server_default=text("floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint")
+        BigInteger,  # As PostgreSQL prints it, so that comparing defaults finds no difference.
+        server_default=text("(floor((EXTRACT(epoch FROM clock_timestamp()) * (1000)::numeric)))::bigint"),
     )
     cost: Mapped[float] = mapped_column(Double, server_default=text("1"))
     attempt: Mapped[int] = mapped_column(Integer, server_default=text("0"))

@@ -30,7 +30,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Dialect, LargeBinary
 from sqlalchemy.dialects.postgresql import JSONB
@@ -103,21 +103,31 @@ class BytesPayload(TypeDecorator[bytes]):
         return check_body(value)
 
 
+class Unread(NamedTuple):
+    """A payload whose conversion is left to whoever reads it: one that doesn't fit must not spoil its batch."""
+
+    raw: Any
+    read: Callable[[Any], Any]
+
+
 class ObjectPayload(JSONPayload):
-    """jsonb that is read and written as objects of ``payload_type``."""
+    """jsonb that is read and written as objects of ``payload_type``; if ``lazy``, read as :class:`Unread`."""
 
     cache_ok = True
 
-    def __init__(self, payload_type: Any) -> None:
+    def __init__(self, payload_type: Any, lazy: bool = False) -> None:
         super().__init__()
         self.payload_type = payload_type
+        self.lazy = lazy
         self._dump, self._load = _converters(payload_type)
 
     def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
         return None if value is None else super().process_bind_param(self._dump(value), dialect)
 
     def process_result_value(self, value: Any, dialect: Dialect) -> Any:
-        return None if value is None else self._load(value)
+        if value is None:
+            return None
+        return Unread(value, self._load) if self.lazy else self._load(value)
 
 
 def payload_column_type(payload_type: Any) -> TypeEngine[Any]:
@@ -127,13 +137,18 @@ def payload_column_type(payload_type: Any) -> TypeEngine[Any]:
     return BytesPayload() if payload_type is bytes else ObjectPayload(payload_type)
 
 
+def lazily(column_type: TypeEngine[Any]) -> TypeEngine[Any]:
+    """The same type, but objects are left :class:`Unread`."""
+    return ObjectPayload(column_type.payload_type, lazy=True) if isinstance(column_type, ObjectPayload) else column_type
+
+
 def _converters(payload_type: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
     """How to turn an object into plain JSON data and back."""
     try:
         from pydantic import TypeAdapter
     except ImportError:
         if dataclasses.is_dataclass(payload_type) and isinstance(payload_type, type):
-            return dataclasses.asdict, lambda data: payload_type(**data)
+            return dataclasses.asdict, lambda data: _reading(payload_type, lambda: payload_type(**data))
         raise InvalidValue(
             f"payload_type {payload_type!r} needs Pydantic (pip install 'fairqueue[pydantic]');"
             " without it a payload is JSON, bytes or a dataclass"
@@ -147,4 +162,11 @@ def _converters(payload_type: Any) -> tuple[Callable[[Any], Any], Callable[[Any]
             raise InvalidValue(f"payload must be {payload_type!r}: {error}") from error
 
     # From JSON text, not from the data: strict types, and those with a form for JSON only, tell the difference.
-    return dump, lambda data: adapter.validate_json(json.dumps(data))
+    return dump, lambda data: _reading(payload_type, lambda: adapter.validate_json(json.dumps(data)))
+
+
+def _reading(payload_type: Any, convert: Callable[[], Any]) -> Any:
+    try:
+        return convert()
+    except (TypeError, ValueError) as error:
+        raise InvalidValue(f"the stored payload is no {payload_type!r}: {error}") from error

@@ -198,7 +198,7 @@ class TestLeases:
 
     @pytest.mark.parametrize("given", [None, 1.5, "ab", ["1"], fq.Message("acme")])
     def test_nothing_to_cancel(self, given: Any) -> None:
-        with pytest.raises(fq.InvalidValue, match=r"^a lease is a LeasedMessage from dequeue\(\) or a pair"):
+        with pytest.raises(fq.InvalidValue, match=r"^a message is an id or a LeasedMessage, not"):
             fq.cancel(given)
 
     @pytest.mark.parametrize("error", [7, b"broken", {}])

@@ -7,6 +7,7 @@ from threading import Barrier
 import psycopg
 import pytest
 from psycopg import IsolationLevel
+from psycopg.errors import SerializationFailure
 from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
@@ -120,8 +121,10 @@ class TestWithinTheBusinessTransaction:
         for connection in handlers:
             connection.commit()
 
-    def test_serializable_handlers_that_enqueue_all_commit(self, engine: Engine, raw: Raw, database_url: str) -> None:
-        """The same where each handler also enqueues a follow-up."""
+    def test_serializable_handlers_that_enqueue_can_be_retried(
+        self, engine: Engine, raw: Raw, database_url: str
+    ) -> None:
+        """A completion reads: where another serializable handler enqueues next to it, it may have to try again."""
         enqueue(engine, 10)
         batch = lease(engine, 2)
         handlers = [raw(database_url) for _ in batch]
@@ -130,8 +133,16 @@ class TestWithinTheBusinessTransaction:
             assert end(connection, "complete", pairs([message])) == ["completed"]
         for connection in handlers:
             connection.execute("INSERT INTO fairqueue.message (channel) VALUES ('acme')")
-        for connection in handlers:
-            connection.commit()
+        for connection, message in zip(handlers, batch, strict=True):
+            try:
+                connection.commit()
+            except SerializationFailure:
+                connection.rollback()
+                assert end(connection, "complete", pairs([message])) == ["completed"]
+                connection.execute("INSERT INTO fairqueue.message (channel) VALUES ('acme')")
+                connection.commit()
+        with Session(engine) as session:
+            assert session.query(fq.Message).count() == 10
 
 
 class TestFence:

@@ -10,13 +10,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import psycopg
-import pytest
-from sqlalchemy import ForeignKey, create_engine
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, relationship
-
 import alembic.command
 import alembic.config
+import psycopg
+import pytest
+from sqlalchemy import ForeignKey
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, relationship
+
 import fairqueue as fq
 from fairqueue import schedule
 from tests.fixtures.postgres import libpq
@@ -58,13 +58,17 @@ def migrate(project: Path) -> str:
     line = 'autogenerate_plugins=["alembic.autogenerate.*", "fairqueue"],'
     (shown,) = [code for name, code in blocks(README, "python") if name == "env.py"]
     assert line in shown
-    text = environment.read_text().replace("target_metadata = None", "from models import Base\ntarget_metadata = Base.metadata")
+    text = environment.read_text().replace(
+        "target_metadata = None", "from models import Base\ntarget_metadata = Base.metadata"
+    )
     text, places = re.subn(r"( +)target_metadata=target_metadata,?", rf"\g<0>, {line}", text)
     assert places == 2
     environment.write_text(text.replace(",,", ","))
     config = alembic.config.Config(project / "alembic.ini")
     config.set_main_option("script_location", str(project / "migrations"))
-    config.set_main_option("sqlalchemy.url", load("models").engine.url.render_as_string(hide_password=False).replace("%", "%%"))
+    config.set_main_option(
+        "sqlalchemy.url", load("models").engine.url.render_as_string(hide_password=False).replace("%", "%%")
+    )
     alembic.command.revision(config, "documents and queue", autogenerate=True)
     alembic.command.upgrade(config, "head")
     alembic.command.check(config)
@@ -125,7 +129,9 @@ def test_doctests() -> None:
     assert results.failed == 0
 
 
-@pytest.mark.parametrize("name", ["fairqueue", "fairqueue.producing", "fairqueue.consuming", "fairqueue.models", "fairqueue.payloads"])
+@pytest.mark.parametrize(
+    "name", ["fairqueue", "fairqueue.producing", "fairqueue.consuming", "fairqueue.models", "fairqueue.payloads"]
+)
 def test_docstring_examples(name: str, engine: Any) -> None:
     """The example of a module's docstring, in an application that has what it refers to."""
 

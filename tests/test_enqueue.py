@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_ses
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 import fairqueue as fq
+from fairqueue import schema
 from tests.fixtures.connections import Raw
 from tests.observing import observer, rows, value
 
@@ -288,7 +289,7 @@ class TestSessions:
     def test_another_schema(self, engine: Engine) -> None:
         """COPY, which SQLAlchemy doesn't write, goes where the other statements go."""
         with engine.begin() as connection:
-            fq.schema.install(connection, "My Q")
+            schema.install(connection, "My Q")
         options = fq.in_schema("My Q")
         sessions = [Session(engine.execution_options(**options)), Session(engine)]
         sessions[1].connection(execution_options=options)

@@ -8,6 +8,7 @@ from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
+from fairqueue import schema
 from tests.fixtures.connections import Raw
 from tests.observing import observer, rows, value
 
@@ -93,9 +94,9 @@ class TestSearchPath:
         connection.execute("UPDATE fairqueue.message SET dequeue_at = 0")
         assert value(connection, "SELECT id FROM fairqueue.message_dequeue()") == 2
         connection.execute("RESET search_path")
-        for schema in ("evil", "pg_temp"):
+        for place in ("evil", "pg_temp"):
             for table in ("message", "signal", "lane", "rotation", "channel"):
-                assert value(connection, f"SELECT count(*) FROM {schema}.{table}") == 0
+                assert value(connection, f"SELECT count(*) FROM {place}.{table}") == 0
 
     def test_hostile_settings_come_back(self, raw: Raw, database_url: str) -> None:
         """A dequeue plans in its own way, and leaves the session as it was."""
@@ -214,7 +215,7 @@ class TestPrivileges:
         """Sees everything, changes nothing."""
         watching = self.become(raw, database_url, f"{roles}_observer")
         assert rows(watching) == {}
-        assert value(watching, "SELECT fairqueue.schema_version()") == fq.schema.HEAD
+        assert value(watching, "SELECT fairqueue.schema_version()") == schema.HEAD
         self.refused(
             watching,
             "INSERT INTO fairqueue.message (channel) VALUES ('acme')",

@@ -577,7 +577,7 @@ BEGIN
             FOR NO KEY UPDATE OF m SKIP LOCKED
         ), leased AS (
             UPDATE message m
-            SET attempt = m.attempt + 1, leased_until = v_until
+            SET attempt = least(m.attempt, 2147483646) + 1, leased_until = v_until
             FROM held h
             WHERE m.ctid = h.row
             RETURNING m.*, h.place
@@ -1134,6 +1134,8 @@ BEGIN
 END
 $$;
 
+REVOKE EXECUTE ON FUNCTION signal_channel FROM PUBLIC;
+
 -- Trigger function of message_enqueued: one signal for each channel of an INSERT, however many rows it has.
 --
 -- Locks: none that anybody waits for. It appends rows and reads no shared table, so it adds no dependency that could
@@ -1151,6 +1153,8 @@ BEGIN
 END
 $$;
 
+REVOKE EXECUTE ON FUNCTION signal_enqueued FROM PUBLIC;
+
 -- Trigger function of message_moved: a signal for a message that became ready, or whose place changed.
 --
 -- Locks: none that anybody waits for; it appends a row.
@@ -1164,6 +1168,8 @@ BEGIN
     RETURN NULL;
 END
 $$;
+
+REVOKE EXECUTE ON FUNCTION signal_moved FROM PUBLIC;
 
 -- A point in time as Unix time in whole milliseconds, rounded down: the unit of message.dequeue_at.
 --

@@ -169,7 +169,7 @@ BEGIN
             FOR NO KEY UPDATE OF m SKIP LOCKED
         ), leased AS (
             UPDATE message m
-            SET attempt = m.attempt + 1, leased_until = v_until
+            SET attempt = least(m.attempt, 2147483646) + 1, leased_until = v_until
             FROM held h
             WHERE m.ctid = h.row
             RETURNING m.*, h.place
