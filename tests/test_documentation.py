@@ -110,9 +110,7 @@ def test_sql_page(database_url: str) -> None:
     text = (ROOT / "docs" / "sql.md").read_text("utf-8")
     with psycopg.connect(libpq(database_url), autocommit=True) as connection:
         for _, code in blocks(text, "sql"):
-            if "CREATE ROLE" in code:
-                code = f"BEGIN; {code} ROLLBACK;"
-            connection.execute(code.encode())
+            connection.execute((f"BEGIN; {code} ROLLBACK;" if "CREATE ROLE" in code else code).encode())
         left = connection.execute("SELECT id, error FROM fairqueue.message ORDER BY id").fetchall()
     assert left == [], "4 was cancelled, 1 and 2 completed, 3 cancelled"
 
