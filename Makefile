@@ -1,7 +1,7 @@
 # The environment is .venv, from requirements.lock alone; every target makes it when it is missing or outdated.
 
 PYTHON ?= python3
-PYTEST_ARGS ?=
+PYTEST_ARGS ?= -n auto
 
 python := .venv/bin/python
 ready := .venv/.ready
@@ -14,7 +14,7 @@ install := -m pip install --quiet --disable-pip-version-check --no-compile
 help:  ## this text
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-test: $(ready)  ## run the tests; PYTEST_ARGS="-n 2 -k fair" is handed to pytest
+test: $(ready)  ## run the tests; PYTEST_ARGS="-k fair" is handed to pytest
 	$(python) -m pytest $(PYTEST_ARGS)
 
 demo: $(ready)  ## see fair queueing at work; TENANTS=20 FILES=folder take other input

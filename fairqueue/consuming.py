@@ -121,8 +121,10 @@ class LeasedMessage(Generic[P]):
 
         :raises InvalidValue: if what is stored doesn't fit the type. Only this message is concerned: :func:`fail` it.
         """
-        payload: P = self.raw if self.reader is None or self.raw is None else self.reader(self.raw)
-        return payload
+        if self.reader is None or self.raw is None:
+            untyped: Any = self.raw
+            return untyped
+        return self.reader(self.raw)
 
 
 Lease = LeasedMessage[Any] | tuple[int, int]

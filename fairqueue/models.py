@@ -331,7 +331,7 @@ def check_number(field: str, value: object, minimum: float, maximum: float) -> f
     """A number from ``minimum`` to ``maximum`` (so neither NaN nor infinite), or :class:`InvalidValue`."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not minimum <= value <= maximum:
         raise InvalidValue(f"{field} must be a number from {minimum:g} to {maximum:g}, not {value!r}")
-    return value
+    return float(value)
 
 
 def check_cost(value: object) -> float:

@@ -134,13 +134,14 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(channel=names, count=st.integers(1, 5), savepoint=st.booleans())
     def add_in_vain(self, channel: str, count: int, savepoint: bool) -> None:
+        rows: list[fq.MessageRow] = [{"channel": channel}] * count
         if savepoint:
             with self.session.begin_nested() as nested:
-                fq.enqueue_many(self.session, [{"channel": channel}] * count)
+                fq.enqueue_many(self.session, rows)
                 nested.rollback()
             self.session.commit()
         else:
-            fq.enqueue_many(self.session, [{"channel": channel}] * count)
+            fq.enqueue_many(self.session, rows)
             self.session.rollback()
 
     # Workers
@@ -291,6 +292,6 @@ def test_the_queue_does_what_the_reference_does(machine: type[QueueMachine]) -> 
             stateful_step_count=40,
             deadline=None,
             derandomize="FAIRQUEUE_TEST_EXAMPLES" not in os.environ,
-            suppress_health_check=list(HealthCheck),
+            suppress_health_check=list(HealthCheck),  # pyright: ignore[reportArgumentType]
         ),
     )

@@ -61,6 +61,7 @@ _FAST = {
     "wal_level": "minimal",
     "max_wal_senders": "0",
     "autovacuum_naptime": "10min",
+    "dynamic_shared_memory_type": "mmap",  # in the data's directory: goes with it, and needs no big /dev/shm
 }
 
 

@@ -225,8 +225,10 @@ $$;
 -- What happened to each message of a call, in the order given: done_result for those in done, else why not.
 --
 -- Called by the functions that end or extend leases, at their end; takes no lock. 'stale': the message is there, but
--- the lease is over. 'not_found': there is no such message any more.
-CREATE FUNCTION lease_results(ids bigint[], done bigint[], done_result text) RETURNS TABLE (id bigint, result text)
+-- the lease is over. 'not_found': there is no such message any more. Attempts are null where they don't matter.
+CREATE FUNCTION lease_results(
+    ids bigint[], attempts integer[], done bigint[], done_attempts integer[], done_result text
+) RETURNS TABLE (id bigint, result text)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan
@@ -246,8 +248,9 @@ BEGIN
     -- A scalar subquery, as EXISTS might be answered by hashing the whole table.
     SELECT l.id, CASE WHEN d.id IS NOT NULL THEN done_result
         ELSE coalesce((SELECT 'stale' FROM message m WHERE m.id = l.id), 'not_found') END
-    FROM unnest(ids) WITH ORDINALITY AS l (id, n)
-    LEFT JOIN unnest(done) AS d (id) ON d.id = l.id
+    FROM unnest(ids, attempts) WITH ORDINALITY AS l (id, attempt, n)
+    LEFT JOIN unnest(done, done_attempts) AS d (id, attempt)
+        ON d.id = l.id AND coalesce(d.attempt, 0) = coalesce(l.attempt, 0)
     ORDER BY l.n;
 END
 $$;
@@ -281,7 +284,7 @@ BEGIN
     )
     SELECT array_agg(d.id) INTO v_done FROM done d;
 
-    RETURN QUERY SELECT * FROM lease_results(ids, v_done, 'cancelled');
+    RETURN QUERY SELECT * FROM lease_results(ids, NULL, v_done, NULL, 'cancelled');
 END
 $$;
 
@@ -305,17 +308,18 @@ AS $$
 #variable_conflict use_column
 DECLARE
     v_done bigint[];
+    v_attempts integer[];
 BEGIN
     WITH lease AS MATERIALIZED (
         SELECT * FROM lease_list(ids, attempts)
     ), done AS (
         DELETE FROM message m USING lease l
         WHERE m.id = l.id AND m.attempt = l.attempt AND is_leased(m.leased_until)
-        RETURNING m.id
+        RETURNING m.id, m.attempt
     )
-    SELECT array_agg(d.id) INTO v_done FROM done d;
+    SELECT array_agg(d.id), array_agg(d.attempt) INTO v_done, v_attempts FROM done d;
 
-    RETURN QUERY SELECT * FROM lease_results(ids, v_done, 'completed');
+    RETURN QUERY SELECT * FROM lease_results(ids, attempts, v_done, v_attempts, 'completed');
 END
 $$;
 
@@ -381,6 +385,7 @@ AS $$
 #variable_conflict use_column
 DECLARE
     v_done bigint[];
+    v_attempts integer[];
 BEGIN
     PERFORM check_seconds('delay_seconds', delay_seconds, 0);
     IF cardinality(states) <> cardinality(ids) THEN
@@ -396,11 +401,11 @@ BEGIN
             state = CASE WHEN states IS NULL THEN m.state ELSE states[l.n] END
         FROM lease l
         WHERE m.id = l.id AND m.attempt = l.attempt AND is_leased(m.leased_until)
-        RETURNING m.id
+        RETURNING m.id, m.attempt
     )
-    SELECT array_agg(d.id) INTO v_done FROM done d;
+    SELECT array_agg(d.id), array_agg(d.attempt) INTO v_done, v_attempts FROM done d;
 
-    RETURN QUERY SELECT * FROM lease_results(ids, v_done, 'deferred');
+    RETURN QUERY SELECT * FROM lease_results(ids, attempts, v_done, v_attempts, 'deferred');
 END
 $$;
 
@@ -442,6 +447,7 @@ DECLARE
     v_news integer := 64 + 4 * max_messages;
     v_want integer := max_messages;
     v_demand integer := max_messages;
+    v_lanes integer := max_messages;
     v_clock timestamptz;
     v_now bigint;
     v_until timestamptz;
@@ -539,18 +545,26 @@ BEGIN
             FROM lane l
             WHERE l.queue = v_queue AND l.state = 'ready' AND (l.tag, l.since) > (r.vtime, r.vsince)
             ORDER BY l.tag, l.since
-            LIMIT v_want
+            LIMIT v_lanes
         -- How many messages each may get, if all cost 1: those that start before the tag at which v_demand messages
-        -- have started. A guess: what costs make different is caught by the horizon below.
-        ), shares AS (
-            SELECT c.*, least(v_demand, floor((greatest(max(c.tag - r.vtime) OVER (),
-                    (v_demand - count(*) OVER () + sum((c.tag - r.vtime) / c.step) OVER ())
-                        / sum(1 / c.step) OVER ()) - (c.tag - r.vtime)) / c.step + 0.000001) + 1)::integer AS share
+        -- have started, which is the lowest level that water poured into the first lanes, one after the other, has.
+        -- A guess: what costs make different is caught by the horizon below.
+        ), levels AS (
+            SELECT c.*, (v_demand - count(*) OVER w + sum((c.tag - r.vtime) / c.step) OVER w)
+                / sum(1 / c.step) OVER w AS level
             FROM competing c
+            WINDOW w AS (ORDER BY c.tag, c.since ROWS UNBOUNDED PRECEDING)
+        ), shares AS (
+            SELECT c.*, greatest(1, least(v_demand,
+                    floor((min(c.level) OVER () - (c.tag - r.vtime)) / c.step + 0.000001) + 1))::integer AS share,
+                count(*) OVER () = v_lanes AS cut,
+                first_value(c.tag) OVER w AS last_tag, first_value(c.since) OVER w AS last_since
+            FROM levels c
+            WINDOW w AS (ORDER BY c.tag DESC, c.since DESC)
         -- Their first messages, and one more, which tells where the lane stands afterwards.
         ), candidates AS (
-            SELECT s.lane, s.since, s.share, m.row, m.id, m.dequeue_at, m.step, row_number() OVER lane AS nth,
-                s.tag + (sum(m.step) OVER lane - m.step)::bigint AS start, coalesce(m.dequeue_at <= v_now, false) AS ripe
+            SELECT s.lane, s.since, s.share, s.cut, s.last_tag, s.last_since, m.row, m.id, m.dequeue_at, m.step,
+                row_number() OVER lane AS nth, s.tag + (sum(m.step) OVER lane - m.step)::bigint AS start, coalesce(m.dequeue_at <= v_now, false) AS ripe
             FROM shares s
             LEFT JOIN LATERAL (
                 SELECT m.ctid AS row, m.id, m.dequeue_at, lane_step(m.cost, s.weight) AS step
@@ -563,12 +577,15 @@ BEGIN
         ), placed AS (
             SELECT c.*, row_number() OVER (PARTITION BY c.ripe ORDER BY c.start, c.since) AS place
             FROM candidates c
-        -- Beyond the last message that was fetched of a lane there may be others that go first.
+        -- Beyond the last message that was fetched of a lane there may be others that go first; and beyond the last
+        -- lane that competes, where there was no room for more, other lanes: some of these here may turn out empty.
         ), horizon AS (
             SELECT p.*, min(p.place) FILTER (WHERE p.ripe AND p.nth > p.share) OVER () AS horizon
             FROM placed p
         ), marked AS MATERIALIZED (
-            SELECT h.*, h.ripe AND h.place <= least(v_want, h.horizon) AS taken FROM horizon h
+            SELECT h.*, h.ripe AND h.place <= least(v_want, h.horizon)
+                AND (NOT h.cut OR (h.start, h.since) <= (h.last_tag, h.last_since)) AS taken
+            FROM horizon h
         ), held AS MATERIALIZED (
             SELECT m.ctid AS row, k.place
             FROM marked k
@@ -628,6 +645,7 @@ BEGIN
         EXIT WHEN v_want = 0;
         -- Short because of the horizon, because lanes turned out to be empty, or because no more is eligible.
         v_demand := least(v_demand * 4, 100000);
+        v_lanes := least(v_lanes * 4, 10000);
         SELECT t.* INTO r FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
     END LOOP;
 
@@ -664,6 +682,7 @@ AS $$
 DECLARE
     v_error CONSTANT text := $3;
     v_done bigint[];
+    v_attempts integer[];
 BEGIN
     PERFORM check_seconds('delay_seconds', delay_seconds, 0);
     WITH lease AS MATERIALIZED (
@@ -674,11 +693,11 @@ BEGIN
             ELSE unix_ms(clock_timestamp() + make_interval(secs => delay_seconds)) END
         FROM lease l
         WHERE m.id = l.id AND m.attempt = l.attempt AND is_leased(m.leased_until)
-        RETURNING m.id
+        RETURNING m.id, m.attempt
     )
-    SELECT array_agg(d.id) INTO v_done FROM done d;
+    SELECT array_agg(d.id), array_agg(d.attempt) INTO v_done, v_attempts FROM done d;
 
-    RETURN QUERY SELECT * FROM lease_results(ids, v_done, 'failed');
+    RETURN QUERY SELECT * FROM lease_results(ids, attempts, v_done, v_attempts, 'failed');
 END
 $$;
 
@@ -706,6 +725,7 @@ AS $$
 DECLARE
     v_known bigint[];
     v_done bigint[];
+    v_attempts integer[];
 BEGIN
     PERFORM check_seconds('lease_seconds', lease_seconds, 0.001);
     WITH lease AS MATERIALIZED (
@@ -724,13 +744,15 @@ BEGIN
         SET leased_until = greatest(m.leased_until, clock_timestamp() + make_interval(secs => lease_seconds))
         FROM held h
         WHERE m.id = h.id
-        RETURNING m.id
+        RETURNING m.id, m.attempt
     )
-    SELECT (SELECT array_agg(k.id) FROM known k), (SELECT array_agg(d.id) FROM done d) INTO v_known, v_done;
+    SELECT (SELECT array_agg(k.id) FROM known k), array_agg(d.id), array_agg(d.attempt)
+    INTO v_known, v_done, v_attempts
+    FROM done d;
 
     RETURN QUERY
     SELECT r.id, CASE WHEN r.result = 'stale' AND r.id = ANY (v_known) THEN 'busy' ELSE r.result END
-    FROM lease_results(ids, v_done, 'extended') r;
+    FROM lease_results(ids, attempts, v_done, v_attempts, 'extended') r;
 END
 $$;
 
@@ -1029,7 +1051,7 @@ $$;
 -- Waits for the caller's turn to dequeue from a queue and keeps it until the end of the transaction.
 --
 -- Called by message_dequeue. True: the turn is the caller's. False: somebody else has it and waiting could deadlock,
--- because this transaction has already written something and may hold locks that the other one needs.
+-- because this transaction holds the turn of another queue, or has written something and so may hold other locks.
 -- Locks: one transaction-level advisory lock a queue. Nothing else in fairqueue takes it.
 --
 -- Raises lock_not_available after 10 s: a transaction that dequeues has to commit at once.
@@ -1041,8 +1063,9 @@ DECLARE
     v_key CONSTANT bigint := hashtextextended(current_schema() || '.' || queue, 720720);
 BEGIN
     IF pg_try_advisory_xact_lock(v_key) THEN
+        PERFORM set_config('fairqueue_turn.held', 'yes', true);
         RETURN true;
-    ELSIF pg_current_xact_id_if_assigned() IS NOT NULL THEN
+    ELSIF pg_current_xact_id_if_assigned() IS NOT NULL OR current_setting('fairqueue_turn.held', true) = 'yes' THEN
         RETURN false;
     END IF;
     DECLARE
@@ -1051,6 +1074,7 @@ BEGIN
         PERFORM set_config('lock_timeout', '10s', true);
         PERFORM pg_advisory_xact_lock(v_key);
         PERFORM set_config('lock_timeout', v_timeout, true);
+        PERFORM set_config('fairqueue_turn.held', 'yes', true);
         RETURN true;
     EXCEPTION WHEN lock_not_available THEN
         RAISE lock_not_available USING

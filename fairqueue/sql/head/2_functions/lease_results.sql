@@ -1,8 +1,10 @@
 -- What happened to each message of a call, in the order given: done_result for those in done, else why not.
 --
 -- Called by the functions that end or extend leases, at their end; takes no lock. 'stale': the message is there, but
--- the lease is over. 'not_found': there is no such message any more.
-CREATE FUNCTION lease_results(ids bigint[], done bigint[], done_result text) RETURNS TABLE (id bigint, result text)
+-- the lease is over. 'not_found': there is no such message any more. Attempts are null where they don't matter.
+CREATE FUNCTION lease_results(
+    ids bigint[], attempts integer[], done bigint[], done_attempts integer[], done_result text
+) RETURNS TABLE (id bigint, result text)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan
@@ -22,8 +24,9 @@ BEGIN
     -- A scalar subquery, as EXISTS might be answered by hashing the whole table.
     SELECT l.id, CASE WHEN d.id IS NOT NULL THEN done_result
         ELSE coalesce((SELECT 'stale' FROM message m WHERE m.id = l.id), 'not_found') END
-    FROM unnest(ids) WITH ORDINALITY AS l (id, n)
-    LEFT JOIN unnest(done) AS d (id) ON d.id = l.id
+    FROM unnest(ids, attempts) WITH ORDINALITY AS l (id, attempt, n)
+    LEFT JOIN unnest(done, done_attempts) AS d (id, attempt)
+        ON d.id = l.id AND coalesce(d.attempt, 0) = coalesce(l.attempt, 0)
     ORDER BY l.n;
 END
 $$;

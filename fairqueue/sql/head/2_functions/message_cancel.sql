@@ -27,7 +27,7 @@ BEGIN
     )
     SELECT array_agg(d.id) INTO v_done FROM done d;
 
-    RETURN QUERY SELECT * FROM lease_results(ids, v_done, 'cancelled');
+    RETURN QUERY SELECT * FROM lease_results(ids, NULL, v_done, NULL, 'cancelled');
 END
 $$;
 

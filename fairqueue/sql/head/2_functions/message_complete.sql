@@ -16,17 +16,18 @@ AS $$
 #variable_conflict use_column
 DECLARE
     v_done bigint[];
+    v_attempts integer[];
 BEGIN
     WITH lease AS MATERIALIZED (
         SELECT * FROM lease_list(ids, attempts)
     ), done AS (
         DELETE FROM message m USING lease l
         WHERE m.id = l.id AND m.attempt = l.attempt AND is_leased(m.leased_until)
-        RETURNING m.id
+        RETURNING m.id, m.attempt
     )
-    SELECT array_agg(d.id) INTO v_done FROM done d;
+    SELECT array_agg(d.id), array_agg(d.attempt) INTO v_done, v_attempts FROM done d;
 
-    RETURN QUERY SELECT * FROM lease_results(ids, v_done, 'completed');
+    RETURN QUERY SELECT * FROM lease_results(ids, attempts, v_done, v_attempts, 'completed');
 END
 $$;
 

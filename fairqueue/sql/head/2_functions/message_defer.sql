@@ -18,6 +18,7 @@ AS $$
 #variable_conflict use_column
 DECLARE
     v_done bigint[];
+    v_attempts integer[];
 BEGIN
     PERFORM check_seconds('delay_seconds', delay_seconds, 0);
     IF cardinality(states) <> cardinality(ids) THEN
@@ -33,11 +34,11 @@ BEGIN
             state = CASE WHEN states IS NULL THEN m.state ELSE states[l.n] END
         FROM lease l
         WHERE m.id = l.id AND m.attempt = l.attempt AND is_leased(m.leased_until)
-        RETURNING m.id
+        RETURNING m.id, m.attempt
     )
-    SELECT array_agg(d.id) INTO v_done FROM done d;
+    SELECT array_agg(d.id), array_agg(d.attempt) INTO v_done, v_attempts FROM done d;
 
-    RETURN QUERY SELECT * FROM lease_results(ids, v_done, 'deferred');
+    RETURN QUERY SELECT * FROM lease_results(ids, attempts, v_done, v_attempts, 'deferred');
 END
 $$;
 

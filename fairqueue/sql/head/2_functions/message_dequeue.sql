@@ -34,6 +34,7 @@ DECLARE
     v_news integer := 64 + 4 * max_messages;
     v_want integer := max_messages;
     v_demand integer := max_messages;
+    v_lanes integer := max_messages;
     v_clock timestamptz;
     v_now bigint;
     v_until timestamptz;
@@ -131,18 +132,26 @@ BEGIN
             FROM lane l
             WHERE l.queue = v_queue AND l.state = 'ready' AND (l.tag, l.since) > (r.vtime, r.vsince)
             ORDER BY l.tag, l.since
-            LIMIT v_want
+            LIMIT v_lanes
         -- How many messages each may get, if all cost 1: those that start before the tag at which v_demand messages
-        -- have started. A guess: what costs make different is caught by the horizon below.
-        ), shares AS (
-            SELECT c.*, least(v_demand, floor((greatest(max(c.tag - r.vtime) OVER (),
-                    (v_demand - count(*) OVER () + sum((c.tag - r.vtime) / c.step) OVER ())
-                        / sum(1 / c.step) OVER ()) - (c.tag - r.vtime)) / c.step + 0.000001) + 1)::integer AS share
+        -- have started, which is the lowest level that water poured into the first lanes, one after the other, has.
+        -- A guess: what costs make different is caught by the horizon below.
+        ), levels AS (
+            SELECT c.*, (v_demand - count(*) OVER w + sum((c.tag - r.vtime) / c.step) OVER w)
+                / sum(1 / c.step) OVER w AS level
             FROM competing c
+            WINDOW w AS (ORDER BY c.tag, c.since ROWS UNBOUNDED PRECEDING)
+        ), shares AS (
+            SELECT c.*, greatest(1, least(v_demand,
+                    floor((min(c.level) OVER () - (c.tag - r.vtime)) / c.step + 0.000001) + 1))::integer AS share,
+                count(*) OVER () = v_lanes AS cut,
+                first_value(c.tag) OVER w AS last_tag, first_value(c.since) OVER w AS last_since
+            FROM levels c
+            WINDOW w AS (ORDER BY c.tag DESC, c.since DESC)
         -- Their first messages, and one more, which tells where the lane stands afterwards.
         ), candidates AS (
-            SELECT s.lane, s.since, s.share, m.row, m.id, m.dequeue_at, m.step, row_number() OVER lane AS nth,
-                s.tag + (sum(m.step) OVER lane - m.step)::bigint AS start, coalesce(m.dequeue_at <= v_now, false) AS ripe
+            SELECT s.lane, s.since, s.share, s.cut, s.last_tag, s.last_since, m.row, m.id, m.dequeue_at, m.step,
+                row_number() OVER lane AS nth, s.tag + (sum(m.step) OVER lane - m.step)::bigint AS start, coalesce(m.dequeue_at <= v_now, false) AS ripe
             FROM shares s
             LEFT JOIN LATERAL (
                 SELECT m.ctid AS row, m.id, m.dequeue_at, lane_step(m.cost, s.weight) AS step
@@ -155,12 +164,15 @@ BEGIN
         ), placed AS (
             SELECT c.*, row_number() OVER (PARTITION BY c.ripe ORDER BY c.start, c.since) AS place
             FROM candidates c
-        -- Beyond the last message that was fetched of a lane there may be others that go first.
+        -- Beyond the last message that was fetched of a lane there may be others that go first; and beyond the last
+        -- lane that competes, where there was no room for more, other lanes: some of these here may turn out empty.
         ), horizon AS (
             SELECT p.*, min(p.place) FILTER (WHERE p.ripe AND p.nth > p.share) OVER () AS horizon
             FROM placed p
         ), marked AS MATERIALIZED (
-            SELECT h.*, h.ripe AND h.place <= least(v_want, h.horizon) AS taken FROM horizon h
+            SELECT h.*, h.ripe AND h.place <= least(v_want, h.horizon)
+                AND (NOT h.cut OR (h.start, h.since) <= (h.last_tag, h.last_since)) AS taken
+            FROM horizon h
         ), held AS MATERIALIZED (
             SELECT m.ctid AS row, k.place
             FROM marked k
@@ -220,6 +232,7 @@ BEGIN
         EXIT WHEN v_want = 0;
         -- Short because of the horizon, because lanes turned out to be empty, or because no more is eligible.
         v_demand := least(v_demand * 4, 100000);
+        v_lanes := least(v_lanes * 4, 10000);
         SELECT t.* INTO r FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
     END LOOP;
 

@@ -19,6 +19,7 @@ AS $$
 DECLARE
     v_error CONSTANT text := $3;
     v_done bigint[];
+    v_attempts integer[];
 BEGIN
     PERFORM check_seconds('delay_seconds', delay_seconds, 0);
     WITH lease AS MATERIALIZED (
@@ -29,11 +30,11 @@ BEGIN
             ELSE unix_ms(clock_timestamp() + make_interval(secs => delay_seconds)) END
         FROM lease l
         WHERE m.id = l.id AND m.attempt = l.attempt AND is_leased(m.leased_until)
-        RETURNING m.id
+        RETURNING m.id, m.attempt
     )
-    SELECT array_agg(d.id) INTO v_done FROM done d;
+    SELECT array_agg(d.id), array_agg(d.attempt) INTO v_done, v_attempts FROM done d;
 
-    RETURN QUERY SELECT * FROM lease_results(ids, v_done, 'failed');
+    RETURN QUERY SELECT * FROM lease_results(ids, attempts, v_done, v_attempts, 'failed');
 END
 $$;
 

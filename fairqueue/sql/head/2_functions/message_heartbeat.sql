@@ -20,6 +20,7 @@ AS $$
 DECLARE
     v_known bigint[];
     v_done bigint[];
+    v_attempts integer[];
 BEGIN
     PERFORM check_seconds('lease_seconds', lease_seconds, 0.001);
     WITH lease AS MATERIALIZED (
@@ -38,13 +39,15 @@ BEGIN
         SET leased_until = greatest(m.leased_until, clock_timestamp() + make_interval(secs => lease_seconds))
         FROM held h
         WHERE m.id = h.id
-        RETURNING m.id
+        RETURNING m.id, m.attempt
     )
-    SELECT (SELECT array_agg(k.id) FROM known k), (SELECT array_agg(d.id) FROM done d) INTO v_known, v_done;
+    SELECT (SELECT array_agg(k.id) FROM known k), array_agg(d.id), array_agg(d.attempt)
+    INTO v_known, v_done, v_attempts
+    FROM done d;
 
     RETURN QUERY
     SELECT r.id, CASE WHEN r.result = 'stale' AND r.id = ANY (v_known) THEN 'busy' ELSE r.result END
-    FROM lease_results(ids, v_done, 'extended') r;
+    FROM lease_results(ids, attempts, v_done, v_attempts, 'extended') r;
 END
 $$;
 

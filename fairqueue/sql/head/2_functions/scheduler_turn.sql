@@ -1,7 +1,7 @@
 -- Waits for the caller's turn to dequeue from a queue and keeps it until the end of the transaction.
 --
 -- Called by message_dequeue. True: the turn is the caller's. False: somebody else has it and waiting could deadlock,
--- because this transaction has already written something and may hold locks that the other one needs.
+-- because this transaction holds the turn of another queue, or has written something and so may hold other locks.
 -- Locks: one transaction-level advisory lock a queue. Nothing else in fairqueue takes it.
 --
 -- Raises lock_not_available after 10 s: a transaction that dequeues has to commit at once.
@@ -13,8 +13,9 @@ DECLARE
     v_key CONSTANT bigint := hashtextextended(current_schema() || '.' || queue, 720720);
 BEGIN
     IF pg_try_advisory_xact_lock(v_key) THEN
+        PERFORM set_config('fairqueue_turn.held', 'yes', true);
         RETURN true;
-    ELSIF pg_current_xact_id_if_assigned() IS NOT NULL THEN
+    ELSIF pg_current_xact_id_if_assigned() IS NOT NULL OR current_setting('fairqueue_turn.held', true) = 'yes' THEN
         RETURN false;
     END IF;
     DECLARE
@@ -23,6 +24,7 @@ BEGIN
         PERFORM set_config('lock_timeout', '10s', true);
         PERFORM pg_advisory_xact_lock(v_key);
         PERFORM set_config('lock_timeout', v_timeout, true);
+        PERFORM set_config('fairqueue_turn.held', 'yes', true);
         RETURN true;
     EXCEPTION WHEN lock_not_available THEN
         RAISE lock_not_available USING
