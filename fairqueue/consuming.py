@@ -38,6 +38,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Generic, overload
+from typing import cast as cast_type
 
 from sqlalchemy import (
     ARRAY,
@@ -121,10 +122,10 @@ class LeasedMessage(Generic[P]):
 
         :raises InvalidValue: if what is stored doesn't fit the type. Only this message is concerned: :func:`fail` it.
         """
-        if self.reader is None or self.raw is None:
-            untyped: Any = self.raw
-            return untyped
-        return self.reader(self.raw)
+        payload: Any = self.raw
+        if self.reader is not None and payload is not None:
+            payload = self.reader(payload)
+        return cast_type("P", payload)
 
 
 Lease = LeasedMessage[Any] | tuple[int, int]

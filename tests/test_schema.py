@@ -88,7 +88,11 @@ class TestRoads:
         def differences(connection: Connection) -> list[Any]:
             context = MigrationContext.configure(connection, opts=options)
             found = compare_metadata(context, fq.Message.metadata)
-            return [each for each in found if not same_default(each)]
+            return [each for each in found if not same_default(each) and not of_alembic_utils(each)]
+
+        def of_alembic_utils(difference: Any) -> bool:
+            # Once imported, by a test of a host that uses it, it compares the functions of every schema.
+            return isinstance(difference, tuple) and difference[0] == "drop_entity"
 
         def same_default(difference: Any) -> bool:
             # Alembic evaluates both defaults, and a clock doesn't always say the same twice.

@@ -239,7 +239,7 @@ class TestPrivileges:
             "SELECT fairqueue.message_cancel('{1}')",
             "SELECT fairqueue.channel_set('acme')",
             # A function for others of fairqueue, which anybody may call: with no more than the caller's own rights.
-            "SELECT fairqueue.lease_results('{1}', '{}', 'completed')",
+            "SELECT fairqueue.lease_results('{1}', '{1}', '{}', '{}', 'completed')",
         )
         assert rows(observer(raw, database_url)) == before
 
