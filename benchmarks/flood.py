@@ -1,10 +1,10 @@
 """How slow is the first dequeue after a flood, compared with the others?
 
-    python -m benchmarks.flood postgresql://localhost/scratch [messages]
+    python -m benchmarks.flood [messages]
 
-Installs fairqueue into the database if it isn't there, enqueues that many messages of one tenant, a transaction each,
-while nobody dequeues, and prints the time of the first dequeue over the median of the next 200. The connection has
-dequeued from another queue before, so that its plans are made.
+Enqueues that many messages of one tenant (500,000 unless told), a transaction each, while nobody dequeues, then one
+of each of 50 others, and prints the time of the first dequeue over the median of the next 200. The connection has
+dequeued from another queue before, so that its plans are made. Runs on an embedded PostgreSQL of its own.
 """
 
 import statistics
@@ -14,7 +14,7 @@ import time
 import psycopg
 from sqlalchemy import create_engine
 
-from fairqueue import schema
+from fairqueue import embedded, schema
 
 ENQUEUE = """
 DO $$
@@ -28,29 +28,31 @@ $$
 """
 
 
-def main(dsn: str, messages: int = 500_000) -> None:
-    engine = create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(dsn))
-    with engine.begin() as begun:
-        schema.install(begun)
-    engine.dispose()
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute(
-            "TRUNCATE fairqueue.message, fairqueue.signal, fairqueue.lane, fairqueue.rotation RESTART IDENTITY"
+def main(messages: int = 500_000) -> None:
+    with embedded.ephemeral() as server:
+        engine = create_engine(server.url())
+        with engine.begin() as begun:
+            schema.install(begun)
+        engine.dispose()
+        with psycopg.connect(server.dsn, autocommit=True) as connection:
+            measure(connection, messages)
+
+
+def measure(connection: psycopg.Connection, messages: int) -> None:
+    connection.execute("SET synchronous_commit = off")
+    connection.execute("INSERT INTO fairqueue.message (queue, channel) VALUES ('warm', 'warm')")
+    for _ in range(10):
+        dequeue(connection, "warm", 1)
+    connection.execute(ENQUEUE.format(messages).encode())
+    for number in range(50):
+        connection.execute("INSERT INTO fairqueue.message (channel) VALUES (%s)", (f"quiet{number}",))
+    for limit in (1, 100):
+        times = [dequeue(connection, "default", limit) for _ in range(201)]
+        median = statistics.median(times[1:])
+        print(
+            f"batch {limit}: first {times[0] * 1000:.2f} ms, median {median * 1000:.2f} ms,"
+            f" largest {max(times[1:]) * 1000:.2f} ms, first/median {times[0] / median:.1f}"
         )
-        connection.execute("SET synchronous_commit = off")
-        connection.execute("INSERT INTO fairqueue.message (queue, channel) VALUES ('warm', 'warm')")
-        for _ in range(10):
-            dequeue(connection, "warm", 1)
-        connection.execute(ENQUEUE.format(messages).encode())
-        for number in range(50):
-            connection.execute("INSERT INTO fairqueue.message (channel) VALUES (%s)", (f"quiet{number}",))
-        for limit in (1, 100):
-            times = [dequeue(connection, "default", limit) for _ in range(201)]
-            median = statistics.median(times[1:])
-            print(
-                f"batch {limit}: first {times[0] * 1000:.2f} ms, median {median * 1000:.2f} ms,"
-                f" largest {max(times[1:]) * 1000:.2f} ms, first/median {times[0] / median:.1f}"
-            )
 
 
 def dequeue(connection: psycopg.Connection, queue: str, limit: int) -> float:
@@ -60,4 +62,4 @@ def dequeue(connection: psycopg.Connection, queue: str, limit: int) -> float:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], *map(int, sys.argv[2:]))
+    main(*map(int, sys.argv[1:]))
