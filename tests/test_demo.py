@@ -118,6 +118,8 @@ def test_nothing_is_left_after_ctrl_c(database_url: str, tmp_path: Path) -> None
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # A shell's background job ignores Ctrl-C, and so would the demo if the tests ran in one.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
     )
     try:
         wait_for_results(database_url, process)
