@@ -17,10 +17,14 @@
 One customer's 10,000 messages don't keep another customer's one message waiting: each channel is a queue of its own,
 and the channels take turns. Parts:
 
-* :mod:`fairqueue.models`: ``Message``, ``Channel``, ``Queue``, ``History``
-* :mod:`fairqueue.producing`: ``enqueue``, ``enqueue_many``, ``enqueue_copy``
-* :mod:`fairqueue.consuming`: ``dequeue``, ``complete``, ``fail``, ``defer``, ``heartbeat``, ``cancel``
+* :mod:`fairqueue.models`: ``Message``, ``Channel``, ``Queue``, ``DeadMessage``, ``History``
+* :mod:`fairqueue.producing`: ``enqueue``, ``enqueue_many``, ``enqueue_copy``, ``enqueue_unique``
+* :mod:`fairqueue.consuming`: ``dequeue``, ``complete``, ``fail``, ``defer``, ``heartbeat``, ``cancel``, ``redrive``
+* :mod:`fairqueue.checking`: ``check``
+* :mod:`fairqueue.waiting`: ``wait_for``, ``ending``
 * :mod:`fairqueue.installation`, :mod:`fairqueue.schema`, :mod:`fairqueue.alembic`: into the database and out again
+* :mod:`fairqueue.policies`: ``pause``, ``resume``
+* :mod:`fairqueue.roles`: who may do what in the database
 * :mod:`fairqueue.payloads`: typed payloads
 * ``fairqueue/sql/head``: the queue itself, in plpgsql
 
@@ -32,26 +36,48 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .consuming import LeasedMessage, Outcome, cancel, complete, defer, dequeue, fail, heartbeat
-    from .errors import FairqueueError, InvalidValue, SchemaVersionError
+    from .checking import Difference, check
+    from .consuming import LeasedMessage, Outcome, cancel, complete, defer, dequeue, fail, heartbeat, redrive
+    from .errors import (
+        ChannelFull,
+        DuplicateKey,
+        FairqueueError,
+        InvalidValue,
+        SchemaVersionError,
+        WaitTimeout,
+        translate_errors,
+    )
     from .installation import attach
-    from .models import Channel, History, Message, Queue, TypedMessage, in_schema
-    from .producing import MessageRow, enqueue, enqueue_copy, enqueue_many
+    from .models import Channel, DeadMessage, History, Message, Queue, TypedMessage, in_schema
+    from .policies import pause, resume
+    from .producing import MessageRow, enqueue, enqueue_copy, enqueue_many, enqueue_unique
     from .schema import verify
+    from .waiting import Ending, ending, wait_for
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "consuming": ("LeasedMessage", "Outcome", "cancel", "complete", "defer", "dequeue", "fail", "heartbeat"),
-    "errors": ("FairqueueError", "InvalidValue", "SchemaVersionError"),
+    "checking": ("Difference", "check"),
+    "consuming": ("LeasedMessage", "Outcome", "cancel", "complete", "defer", "dequeue", "fail", "heartbeat", "redrive"),
+    "errors": (
+        *("ChannelFull", "DuplicateKey", "FairqueueError", "InvalidValue", "SchemaVersionError", "WaitTimeout"),
+        "translate_errors",
+    ),
     "installation": ("attach",),
-    "models": ("Channel", "History", "Message", "Queue", "TypedMessage", "in_schema"),
-    "producing": ("MessageRow", "enqueue", "enqueue_copy", "enqueue_many"),
+    "models": ("Channel", "DeadMessage", "History", "Message", "Queue", "TypedMessage", "in_schema"),
+    "policies": ("pause", "resume"),
+    "producing": ("MessageRow", "enqueue", "enqueue_copy", "enqueue_many", "enqueue_unique"),
     "schema": ("verify",),
+    "waiting": ("Ending", "ending", "wait_for"),
 }
 
 __all__ = [
     "Channel",
+    "ChannelFull",
+    "DeadMessage",
+    "Difference",
+    "DuplicateKey",
+    "Ending",
     "FairqueueError",
     "History",
     "InvalidValue",
@@ -62,18 +88,27 @@ __all__ = [
     "Queue",
     "SchemaVersionError",
     "TypedMessage",
+    "WaitTimeout",
     "attach",
     "cancel",
+    "check",
     "complete",
     "defer",
     "dequeue",
+    "ending",
     "enqueue",
     "enqueue_copy",
     "enqueue_many",
+    "enqueue_unique",
     "fail",
     "heartbeat",
     "in_schema",
+    "pause",
+    "redrive",
+    "resume",
+    "translate_errors",
     "verify",
+    "wait_for",
 ]
 
 

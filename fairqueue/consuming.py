@@ -23,26 +23,35 @@ A lease is (message id, attempt). :func:`complete` and its siblings act on the m
 that is given, and return a row ``(id, result)`` for each, in the order given; so a worker that was too slow is told
 ``"stale"`` and has to roll back its work, which another worker is doing again.
 
+A message that has failed as often as its ``max_attempts`` says, or its queue's, is a dead letter. It is kept, and can
+be put back::
+
+    from sqlalchemy import select
+
+    for letter in session.scalars(select(fq.DeadMessage).where(fq.DeadMessage.queue == "default")):
+        print(letter.channel, letter.attempt, letter.error)
+    session.execute(fq.redrive(queue="default"))
+    session.commit()
+
 Limitations: :func:`dequeue` needs a READ COMMITTED transaction, and holds the turn of its queue until that ends: other
 dequeues of the queue wait for it (10 s at most, then they raise). A transaction that has already written doesn't wait,
 and gets nothing, as waiting could deadlock; one that holds an advisory lock or a LOCK TABLE isn't recognised as such.
-Producers and completions never wait for a dequeue. In REPEATABLE READ and SERIALIZABLE transactions PostgreSQL may
+Producers never wait for a dequeue; completions only for that which, once a day, drops the oldest day of history, until
+it commits. In REPEATABLE READ and SERIALIZABLE transactions PostgreSQL may
 refuse a completion with a serialization failure: if the lease was extended after the transaction began, and, when it
 is SERIALIZABLE, if others enqueue at the same time; try it again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime, timedelta
-from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Generic, overload
-from typing import cast as cast_type
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, overload
 
 from sqlalchemy import (
     ARRAY,
     BigInteger,
+    Boolean,
     Double,
     Integer,
     Row,
@@ -60,7 +69,9 @@ from typing_extensions import TypeVar
 
 from ._functions import SchemaFunction
 from .errors import InvalidValue
+from .leases import LeasedMessage, Leases, Messages, Outcome, lease_arrays, message_ids
 from .models import Message, TypedMessage, check_name
+from .models.base import check_flag
 from .payloads import Unread, json_text, lazily
 from .schedule import check_seconds, is_whole
 
@@ -70,66 +81,9 @@ if TYPE_CHECKING:
 
     Results = TypedReturnsRows[int, str]
 
-__all__ = ["LeasedMessage", "Outcome", "cancel", "complete", "defer", "dequeue", "fail", "heartbeat"]
+__all__ = ["LeasedMessage", "Outcome", "cancel", "complete", "defer", "dequeue", "fail", "heartbeat", "redrive"]
 
 P = TypeVar("P", default=Any)
-
-
-class Outcome(StrEnum):
-    """What happened to a message, as :func:`complete` and the other functions that end leases say it."""
-
-    COMPLETED = "completed"
-    FAILED = "failed"
-    DEFERRED = "deferred"
-    EXTENDED = "extended"
-    CANCELLED = "cancelled"
-    #: The lease is over: it ran out, and the message is ready again or another worker has it.
-    STALE = "stale"
-    #: An open transaction is ending this very lease (only :func:`heartbeat` says so; the others wait).
-    BUSY = "busy"
-    #: There is no such message any more: it was completed or cancelled.
-    NOT_FOUND = "not_found"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeasedMessage(Generic[P]):
-    """A message as it was when it was leased: a value, which no session refreshes.
-
-    The pair of ``id`` and ``attempt`` is the lease. An entity would be reloaded after a commit and then carry the
-    attempt of whoever has the message by then.
-    """
-
-    id: int
-    queue: str
-    channel: str
-    attempt: int
-    #: The payload as it is stored: JSON data, or bytes.
-    raw: Any
-    body: bytes | None
-    #: What :func:`defer` saved at an earlier attempt.
-    state: Any
-    #: What the last failure said.
-    error: str | None
-    dequeue_at: int
-    cost: float
-    created_at: datetime
-    leased_until: datetime
-    reader: Callable[[Any], P] | None = field(default=None, repr=False, compare=False)
-
-    @property
-    def payload(self) -> P:
-        """The payload, as an object where the message has a type.
-
-        :raises InvalidValue: if what is stored doesn't fit the type. Only this message is concerned: :func:`fail` it.
-        """
-        payload: Any = self.raw
-        if self.reader is not None and payload is not None:
-            payload = self.reader(payload)
-        return cast_type("P", payload)
-
-
-Lease = LeasedMessage[Any] | tuple[int, int]
-Leases = Lease | Iterable[Lease]
 
 
 class _LeaseBundle(Bundle[Any]):
@@ -151,7 +105,7 @@ class _LeaseBundle(Bundle[Any]):
 
 @overload
 def dequeue(
-    *, limit: int = 1, lease: float | timedelta = 30, queue: str = "default"
+    *, limit: int = 1, lease: float | timedelta = 30, queue: str = "default", worker: str | None = None
 ) -> TypedReturnsRows[LeasedMessage[Any]]: ...
 @overload
 def dequeue(
@@ -159,6 +113,7 @@ def dequeue(
     limit: int = 1,
     lease: float | timedelta = 30,
     queue: str = "default",
+    worker: str | None = None,
     message_type: type[TypedMessage[P]],
 ) -> TypedReturnsRows[LeasedMessage[P]]: ...
 def dequeue(
@@ -166,6 +121,7 @@ def dequeue(
     limit: int = 1,
     lease: float | timedelta = 30,
     queue: str = "default",
+    worker: str | None = None,
     message_type: type[TypedMessage[Any]] = Message,
 ) -> TypedReturnsRows[LeasedMessage[Any]]:
     """Lease up to ``limit`` messages; execute with ``session.scalars()`` and commit at once.
@@ -173,6 +129,7 @@ def dequeue(
     :param limit: how many, 1 to 10,000. Fewer come back only when fewer are eligible.
     :param lease: for how long, in seconds or as a timedelta. Then they go back to their channels.
     :param queue: whose channels compete.
+    :param worker: the name of who leases them, at most 255 characters; kept with the message and in its history.
     :param message_type: the class whose ``payload_type`` the payloads are read as.
     :returns: a statement; its rows are :class:`LeasedMessage` in the order in which they were scheduled.
     """
@@ -183,6 +140,7 @@ def dequeue(
         cast(check_name("queue", queue), Text),
         cast(limit, Integer),
         _seconds("lease", lease, minimum=0.001),
+        cast(None if worker is None else check_name("worker", worker), Text),
     ).table_valued(*(column(name, Message.__table__.c[name].type) for name in _RETURNED), name="leased")
     stored = message_type.__mapper__.columns["payload"]
     values = {name: row.c[name] for name in _RETURNED if name != "payload"} | {
@@ -200,16 +158,25 @@ def complete(leases: Leases) -> Results:
 
     :param leases: one :class:`LeasedMessage`, or any number, or pairs of (id, attempt).
     """
-    return _results("message_complete", *_arrays(leases))
+    return _results("message_complete", *lease_arrays(leases))
 
 
-def fail(leases: Leases, error: str | BaseException | None = None, *, delay: float | timedelta = 0) -> Results:
-    """End leases whose work failed; the messages will be tried again.
+def fail(
+    leases: Leases,
+    error: str | BaseException | None = None,
+    *,
+    delay: float | timedelta | None = None,
+    retry: bool = True,
+) -> Results:
+    """End leases whose work failed; the messages will be tried again, until they have used up their attempts.
 
-    Results: ``"failed"``, ``"stale"``, ``"not_found"``.
+    Results: ``"failed"``, ``"dead"``, ``"stale"``, ``"not_found"``. How many attempts there are, and how the delay
+    grows, is said by the message's ``max_attempts`` and ``backoff``, else by its :class:`fairqueue.Queue`.
 
     :param error: what went wrong; kept with the message for the next attempt to see.
-    :param delay: seconds or a timedelta before the next attempt. With 0 a message keeps its place in its channel.
+    :param delay: seconds or a timedelta before the next attempt. None: the backoff, doubled with each failure and
+        spread at random. With 0 a message keeps its place in its channel.
+    :param retry: False: no further attempt would help; the messages are dead letters at once.
     """
     if isinstance(error, BaseException):
         error = f"{type(error).__name__}: {error}"
@@ -217,18 +184,21 @@ def fail(leases: Leases, error: str | BaseException | None = None, *, delay: flo
         raise InvalidValue(f"error must be text or an exception, not {error!r}")
     # What PostgreSQL can't store must not hide why a handler failed.
     text = None if error is None else error.replace("\x00", "").encode(errors="replace").decode()
-    return _results("message_fail", *_arrays(leases), cast(text, Text), _seconds("delay", delay))
+    seconds = cast(None, Double) if delay is None else _seconds("delay", delay)
+    return _results(
+        "message_fail", *lease_arrays(leases), cast(text, Text), seconds, cast(check_flag("retry", retry), Boolean)
+    )
 
 
 def defer(leases: Leases, *, delay: float | timedelta = 0, state: Any = None) -> Results:
-    """End leases whose work is to go on later.
+    """End leases whose work is to go on later; which is no failure, and uses up no attempt.
 
     Results: ``"deferred"``, ``"stale"``, ``"not_found"``.
 
     :param delay: seconds or a timedelta before the next attempt.
     :param state: JSON that the next attempt finds in ``message.state``. None leaves what an earlier one saved.
     """
-    ids, attempts = _arrays(leases)
+    ids, attempts = lease_arrays(leases)
     saved = (
         None
         if state is None
@@ -242,22 +212,43 @@ def heartbeat(leases: Leases, *, lease: float | timedelta = 30) -> Results:
 
     Results: ``"extended"``, ``"busy"``, ``"stale"``, ``"not_found"`` (completed or cancelled: stop working on it).
     """
-    return _results("message_heartbeat", *_arrays(leases), _seconds("lease", lease, minimum=0.001))
+    return _results("message_heartbeat", *lease_arrays(leases), _seconds("lease", lease, minimum=0.001))
 
 
-def cancel(messages: int | LeasedMessage[Any] | Iterable[int | LeasedMessage[Any]]) -> Results:
+def cancel(messages: Messages) -> Results:
     """Take messages out of the queue for good, ready or leased.
 
     Results: ``"cancelled"``, ``"not_found"``. Who works on one learns it at the next heartbeat or completion.
 
     :param messages: one id or :class:`LeasedMessage`, or any number.
     """
-    ids = []
-    for message in messages if isinstance(messages, Iterable) else [messages]:
-        if not isinstance(message, LeasedMessage) and not is_whole(message):
-            raise InvalidValue(f"a message is an id or a LeasedMessage, not {message!r}")
-        ids.append(message.id if isinstance(message, LeasedMessage) else message)
-    return _results("message_cancel", cast(ids, ARRAY(BigInteger)))
+    return _results("message_cancel", cast(message_ids(messages), ARRAY(BigInteger)))
+
+
+@overload
+def redrive(messages: Messages) -> Results: ...
+@overload
+def redrive(*, queue: str, channel: str | None = None) -> Results: ...
+def redrive(messages: Messages | None = None, *, queue: str | None = None, channel: str | None = None) -> Results:
+    """Put dead letters back into their channels, with all their attempts before them.
+
+    Results: ``"redriven"``, ``"not_found"``, ``"duplicate"`` (a live message of the channel has its key: it stays
+    dead). A message keeps its id, state and last error.
+
+    :param messages: one id or :class:`fairqueue.DeadMessage`, or any number; or instead of these
+    :param queue: all dead letters of a queue,
+    :param channel: and, if given, of this channel only.
+    """
+    if (messages is None) == (queue is None):
+        raise InvalidValue(f"one of messages and queue must be given, not {'none' if queue is None else 'both'}")
+    if channel is not None and queue is None:
+        raise InvalidValue(f"channel {channel!r} must be given with its queue, not with messages")
+    return _results(
+        "message_redrive",
+        cast(None if messages is None else message_ids(messages), ARRAY(BigInteger)),
+        cast(None if queue is None else check_name("queue", queue), Text),
+        cast(None if channel is None else check_name("channel", channel), Text),
+    )
 
 
 _RETURNED = (
@@ -272,6 +263,9 @@ _RETURNED = (
     "cost",
     "created_at",
     "leased_until",
+    "key",
+    "forgiven",
+    "first_leased_at",
 )
 
 
@@ -280,31 +274,6 @@ def _results(function: str, *arguments: Any) -> Results:
         column("id", BigInteger), column("result", Text), name="ended"
     )
     return select(row.c.id, row.c.result)
-
-
-def _arrays(leases: Leases) -> tuple[Any, Any]:
-    """The ids and the attempts of leases, as SQL arrays."""
-    pairs = [_pair(lease) for lease in _each(leases)]
-    return (
-        cast([id_ for id_, _ in pairs], ARRAY(BigInteger)),
-        cast([attempt for _, attempt in pairs], ARRAY(Integer)),
-    )
-
-
-def _each(given: object) -> Iterable[object]:
-    """The leases of a call, which takes one or any number."""
-    if not isinstance(given, Iterable) or (isinstance(given, tuple) and any(map(is_whole, given))):
-        return [given]
-    return given
-
-
-def _pair(lease: object) -> tuple[int, int]:
-    if isinstance(lease, LeasedMessage):
-        return lease.id, lease.attempt
-    match lease:
-        case (int(id_), int(attempt)):
-            return id_, attempt
-    raise InvalidValue(f"a lease is a LeasedMessage from dequeue() or a pair (id, attempt), not {lease!r}")
 
 
 def _seconds(field: str, value: float | timedelta, minimum: float = 0) -> Any:

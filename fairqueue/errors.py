@@ -2,17 +2,53 @@
 
 Every error is a :class:`FairqueueError`. Those about a value name the field, the value and the way out::
 
+    import fairqueue as fq
+
     try:
         fq.Message(channel="")
     except fq.InvalidValue as error:
         print(error)  # channel must have 1 to 255 characters, not 0
+
+:class:`ChannelFull` and :class:`DuplicateKey` come from the database. The functions that send something themselves,
+such as :func:`fairqueue.enqueue_many`, raise them. What a session sends when it flushes is SQLAlchemy's business, which
+raises its own errors, unless the engine is told otherwise, once, where it is made::
+
+    fq.translate_errors(engine)
+
+    session.add(fq.Message("acme", key="nightly report"))
+    session.add(fq.Message("acme", key="nightly report"))
+    try:
+        session.commit()
+    except fq.DuplicateKey:
+        session.rollback()
+
+Limitations: without that, a flush raises SQLAlchemy's IntegrityError or DBAPIError; :func:`translated` says what it
+means. It isn't done for all engines of a program, because some are not fairqueue's, and their owners may rely on the
+errors of SQLAlchemy.
 """
 
 from __future__ import annotations
 
-from sqlalchemy.exc import DontWrapMixin
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["FairqueueError", "InvalidValue", "SchemaVersionError"]
+from sqlalchemy import event
+from sqlalchemy.exc import DBAPIError, DontWrapMixin
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+    from sqlalchemy.engine import ExceptionContext
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+__all__ = [
+    "ChannelFull",
+    "DuplicateKey",
+    "FairqueueError",
+    "InvalidValue",
+    "SchemaVersionError",
+    "WaitTimeout",
+    "translate_errors",
+    "translated",
+]
 
 
 class FairqueueError(Exception):
@@ -25,3 +61,55 @@ class InvalidValue(FairqueueError, ValueError, DontWrapMixin):
 
 class SchemaVersionError(FairqueueError):
     """The database holds another version of the schema than this library works with, or none."""
+
+
+class WaitTimeout(FairqueueError, TimeoutError):
+    """:func:`fairqueue.wait_for` has waited as long as it was allowed to."""
+
+
+class ChannelFull(FairqueueError):
+    """The channel holds as many ready messages as its max_size, and its overflow is ``"reject"``.
+
+    The statement has done nothing, and the transaction has to be rolled back, at least to a savepoint before it.
+    """
+
+
+class DuplicateKey(FairqueueError):
+    """The channel has a live message with this key already.
+
+    The statement has done nothing, and the transaction has to be rolled back, at least to a savepoint before it.
+    :func:`fairqueue.enqueue_unique` ignores or replaces instead.
+    """
+
+
+def translated(error: BaseException) -> ChannelFull | DuplicateKey | None:
+    """What an error of the driver, or of SQLAlchemy around it, means in fairqueue's words; None if nothing."""
+    driver: Any = error.orig if isinstance(error, DBAPIError) else error
+    code = getattr(driver, "sqlstate", None) or getattr(driver, "pgcode", None)
+    if code not in _CODES:
+        return None
+    # psycopg keeps the fields of the server's message in diag, asyncpg in the error itself, which SQLAlchemy wraps.
+    fields = getattr(driver, "diag", None) or driver.__cause__ or driver
+    text = getattr(fields, "message_primary", None) or getattr(fields, "message", None) or str(driver)
+    if code == _UNIQUE_VIOLATION:
+        detail = getattr(fields, "message_detail", None) or getattr(fields, "detail", None)
+        place = (getattr(fields, "table_name", None), getattr(fields, "constraint_name", None))
+        return DuplicateKey(f"{text}: {detail}" if detail else text) if place == ("message", "message_key") else None
+    return ChannelFull(text)
+
+
+def translate_errors(engine: Engine | AsyncEngine) -> None:
+    """From now on raise :class:`ChannelFull` and :class:`DuplicateKey` for what sessions of this engine flush."""
+    sync_engine: Any = getattr(engine, "sync_engine", None) or engine
+    if not event.contains(sync_engine, "handle_error", _translate):
+        event.listen(sync_engine, "handle_error", _translate)
+
+
+def _translate(context: ExceptionContext) -> BaseException | None:
+    # What is returned is raised in place of SQLAlchemy's own error.
+    return translated(context.original_exception)
+
+
+_UNIQUE_VIOLATION = "23505"
+_CHANNEL_FULL = "QF001"
+_CODES = {_UNIQUE_VIOLATION, _CHANNEL_FULL}

@@ -8,6 +8,7 @@
     fq.enqueue(session, "acme", {"doc": 1}, delay=60)
     fq.enqueue_many(session, [{"channel": "acme", "payload": {"doc": i}} for i in range(1_000)])
     fq.enqueue_copy(session, ({"channel": "acme", "payload": {"doc": i}} for i in range(10_000)))
+    fq.enqueue_unique(session, "acme", {"doc": 1}, key="index 1")         # unless it is there already
     session.commit()
 
 The functions take a Session or an AsyncSession; those that talk to the database return an awaitable for the latter::
@@ -16,51 +17,61 @@ The functions take a Session or an AsyncSession; those that talk to the database
 
 Enqueueing appends rows and takes no lock that anybody waits for, in any isolation level, however long the transaction
 stays open.
+
+**Keys.** No two live messages of a channel, ready or leased, have the same key. ``on_conflict`` says what becomes of a
+second one:
+
+=========== ==========================================================================================================
+"raise"     :class:`fairqueue.DuplicateKey`; a plain ``session.add()`` or :func:`enqueue` does this at its flush
+"ignore"    the one that is there stays as it is
+"replace"   one that is ready takes on the new contents and starts anew, with all its attempts. It keeps its id, and its
+            place in the channel unless it is given a time or a priority. One that is leased may have read the old
+            contents: it loses its key and goes its way, and the new message is put in beside it.
+=========== ==========================================================================================================
+
+Uniqueness has to wait: enqueueing a key waits while another transaction that has enqueued the same key, or changed or
+completed its message, is open. So keep such transactions short, and if one enqueues several keys in several statements,
+let all do it in the same order, or PostgreSQL ends one of two that wait for each other. In REPEATABLE READ and
+SERIALIZABLE it may raise a serialization failure where a key was taken or given up since the transaction began; try
+again.
+
+**Bounded channels.** Where :class:`fairqueue.Channel` has a max_size, more is refused with
+:class:`fairqueue.ChannelFull`, or dropped: see its ``overflow``. A dropped message has an id, which only its history
+knows. What other open transactions have put in isn't counted, so it may be overshot by that much. A SERIALIZABLE
+transaction that enqueues to a bounded channel may meet a serialization failure.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Required, TypedDict, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from sqlalchemy import ARRAY, BigInteger, Double, LargeBinary, Text, bindparam, cast, func, insert, select
+from sqlalchemy import BigInteger, Double, Integer, LargeBinary, Text, cast, literal, select
 from sqlalchemy.dialects.postgresql import JSONB
-from sqlalchemy.sql.dml import ReturningInsert
 from sqlalchemy.util import await_only
 
 from ._functions import SchemaFunction
-from .errors import FairqueueError, InvalidValue
-from .models import Message, check_cost, check_name
-from .payloads import check_body, json_text
-from .schedule import Delay, dequeue_at
+from ._rows import COPY_COLUMNS, MessageRow, Record, copy_records, create_many, insert_many, record_of, records
+from .errors import FairqueueError, InvalidValue, translated
+from .models import Message
+from .models.base import check_choice
+from .schedule import clock
 from .schema import DEFAULT_SCHEMA, quote
 
 if TYPE_CHECKING:
+    from sqlalchemy import Select
     from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
     from sqlalchemy.orm import Session, scoped_session
 
     SyncSession = Session | scoped_session[Any]
     AnyAsyncSession = AsyncSession | async_scoped_session[Any]
 
-__all__ = ["MessageRow", "enqueue", "enqueue_copy", "enqueue_many", "insert_many"]
+__all__ = ["MessageRow", "OnConflict", "enqueue", "enqueue_copy", "enqueue_many", "enqueue_unique"]
 
 T = TypeVar("T")
 
-
-class MessageRow(TypedDict, total=False):
-    """One message as :func:`enqueue_many` takes it. The fields mean what they mean for :class:`fairqueue.Message`."""
-
-    channel: Required[str]
-    payload: Any
-    queue: str
-    delay: float | timedelta | None
-    at: datetime | None
-    priority: int | None
-    dequeue_at: int | None
-    cost: float
-    body: bytes | None
+OnConflict = Literal["raise", "ignore", "replace"]
 
 
 def enqueue(
@@ -72,32 +83,142 @@ def enqueue(
     delay: float | timedelta | None = None,
     at: datetime | None = None,
     priority: int | None = None,
+    dequeue_at: int | None = None,
     cost: float = 1,
     body: bytes | None = None,
+    key: str | None = None,
+    max_attempts: int | None = None,
+    backoff: float | timedelta | None = None,
 ) -> Message:
     """Add a message to the session and return it; it is sent with the session's next flush.
 
     Does no I/O, so it is the same for Session and AsyncSession. Parameters and errors: :class:`fairqueue.Message`.
+    What is to happen with a key that is live already can only be told where the database is asked: by
+    :func:`enqueue_unique`.
     """
-    message = Message(channel, payload, queue=queue, delay=delay, at=at, priority=priority, cost=cost, body=body)
+    message = Message(
+        channel,
+        payload,
+        queue=queue,
+        delay=delay,
+        at=at,
+        priority=priority,
+        dequeue_at=dequeue_at,
+        cost=cost,
+        body=body,
+        key=key,
+        max_attempts=max_attempts,
+        backoff=backoff,
+    )
     session.add(message)
     return message
 
 
 @overload
-def enqueue_many(session: SyncSession, rows: Iterable[MessageRow]) -> list[int]: ...
+def enqueue_unique(
+    session: SyncSession,
+    channel: str,
+    payload: Any = None,
+    *,
+    key: str,
+    on_conflict: OnConflict = "ignore",
+    queue: str = "default",
+    delay: float | timedelta | None = None,
+    at: datetime | None = None,
+    priority: int | None = None,
+    dequeue_at: int | None = None,
+    cost: float = 1,
+    body: bytes | None = None,
+    max_attempts: int | None = None,
+    backoff: float | timedelta | None = None,
+) -> int: ...
 @overload
-def enqueue_many(session: AnyAsyncSession, rows: Iterable[MessageRow]) -> Awaitable[list[int]]: ...
+def enqueue_unique(
+    session: AnyAsyncSession,
+    channel: str,
+    payload: Any = None,
+    *,
+    key: str,
+    on_conflict: OnConflict = "ignore",
+    queue: str = "default",
+    delay: float | timedelta | None = None,
+    at: datetime | None = None,
+    priority: int | None = None,
+    dequeue_at: int | None = None,
+    cost: float = 1,
+    body: bytes | None = None,
+    max_attempts: int | None = None,
+    backoff: float | timedelta | None = None,
+) -> Awaitable[int]: ...
+def enqueue_unique(
+    session: SyncSession | AnyAsyncSession,
+    channel: str,
+    payload: Any = None,
+    *,
+    key: str,
+    on_conflict: OnConflict = "ignore",
+    **fields: Any,
+) -> int | Awaitable[int]:
+    """Enqueue a message unless one with its key is live; returns the id of the live one, new or not.
+
+    An id, not an entity: by then the message may have been served, and a producer need not have the right to read it.
+
+    :param key: no two live messages of a channel have the same.
+    :param on_conflict: ``"ignore"``, ``"replace"`` or ``"raise"``; see :mod:`fairqueue.producing`. The other parameters
+        are those of :class:`fairqueue.Message`.
+    :raises DuplicateKey: if told to.
+    :raises ChannelFull: if the channel has no room for a new message.
+    """
+    if key is None:
+        raise InvalidValue("key must be text, not None: use enqueue for messages without one")
+    row: Any = {"channel": channel, "payload": payload, "key": key, **fields}
+    statement = _create(record_of(row), check_choice("on_conflict", on_conflict, "raise", "ignore", "replace"))
+
+    def run(session: Session) -> int:
+        session.flush()
+        return session.scalars(statement).one()
+
+    return _run(session, run)
+
+
+@overload
 def enqueue_many(
-    session: SyncSession | AnyAsyncSession, rows: Iterable[MessageRow]
-) -> list[int] | Awaitable[list[int]]:
+    session: SyncSession, rows: Iterable[MessageRow], *, on_conflict: Literal["raise", "replace"] = "raise"
+) -> list[int]: ...
+@overload
+def enqueue_many(
+    session: SyncSession, rows: Iterable[MessageRow], *, on_conflict: Literal["ignore"]
+) -> list[int | None]: ...
+@overload
+def enqueue_many(
+    session: AnyAsyncSession, rows: Iterable[MessageRow], *, on_conflict: Literal["raise", "replace"] = "raise"
+) -> Awaitable[list[int]]: ...
+@overload
+def enqueue_many(
+    session: AnyAsyncSession, rows: Iterable[MessageRow], *, on_conflict: Literal["ignore"]
+) -> Awaitable[list[int | None]]: ...
+def enqueue_many(
+    session: SyncSession | AnyAsyncSession, rows: Iterable[MessageRow], *, on_conflict: OnConflict = "raise"
+) -> list[Any] | Awaitable[list[Any]]:
     """Enqueue any number of messages with one statement; returns their ids in the order of ``rows``.
 
+    :param on_conflict: what becomes of rows whose key is live already; see :mod:`fairqueue.producing`. With
+        ``"ignore"``, None stands for the id of each row that was ignored. Where several rows have the same key they
+        come one after the other: of those to be ignored the first one counts, of those to replace each other the last
+        one.
     :raises InvalidValue: naming row and field; nothing has been sent then.
+    :raises DuplicateKey: if told to.
+    :raises ChannelFull: if a channel has no room for all of them; none has been enqueued then.
     """
-    statement = insert_many(rows)
+    check_choice("on_conflict", on_conflict, "raise", "ignore", "replace")
+    batch = list(records(rows))
+    if any(record.key is not None for record in batch):
+        statement = create_many(batch, on_conflict)
+    else:
+        statement = insert_many(batch)
 
-    def run(session: Session) -> list[int]:
+    def run(session: Session) -> list[Any]:
+        session.flush()
         return list(session.scalars(statement))
 
     return _run(session, run)
@@ -111,7 +232,9 @@ def enqueue_copy(session: SyncSession | AnyAsyncSession, rows: Iterable[MessageR
     """Enqueue messages by COPY on the session's own connection, in its transaction; returns how many.
 
     The fastest way for bulk. ``rows`` may be a generator: they are sent as they come, and not kept. A bad row ends the
-    COPY with :class:`InvalidValue`, and the transaction has to be rolled back. Needs psycopg.
+    COPY with :class:`InvalidValue`, a key that is live with :class:`DuplicateKey`, and the transaction has to be rolled
+    back. Rows with keys should come in the order of their keys, so that two calls don't wait for each other. Needs
+    psycopg.
     """
 
     def run(session: Session) -> int:
@@ -122,94 +245,55 @@ def enqueue_copy(session: SyncSession | AnyAsyncSession, rows: Iterable[MessageR
             raise FairqueueError(
                 f"enqueue_copy needs psycopg, and this connection is of {type(driver).__module__}: use enqueue_many"
             )
-        now: Any = connection.scalar(select(SchemaFunction("unix_ms", func.clock_timestamp(), type_=BigInteger)))
-        copy = f"COPY {_message_table(session)} ({', '.join(_COLUMNS)}) FROM STDIN"
-        records = _copy_records(rows, now)
+        now: Any = connection.scalar(select(SchemaFunction("unix_ms", clock(), type_=BigInteger)))
+        copy = f"COPY {_message_table(session)} ({', '.join(COPY_COLUMNS)}) FROM STDIN"
         if connection.dialect.is_async:
-            return await_only(_copy_async(driver, copy, records))
-        return _copy(driver, copy, records)
+            return await_only(_copy_async(driver, copy, copy_records(rows, now)))
+        return _copy(driver, copy, copy_records(rows, now))
 
     return _run(session, run)
 
 
-def insert_many(rows: Iterable[MessageRow]) -> ReturningInsert[int]:
-    """The statement behind :func:`enqueue_many`: inserts all rows and returns their ids."""
-    records = list(_records(rows))
-    types = (Text, Text, Text, LargeBinary, BigInteger, Double, Double)
-    lists = [[record[place] for record in records] for place in range(len(types))]
-    row = (
-        func.unnest(*(cast(bindparam(None, values), ARRAY(type_)) for values, type_ in zip(lists, types, strict=True)))
-        .table_valued(*_COLUMNS, "delay", with_ordinality="place", name="row")
-        .render_derived()
-    )
-    delayed = func.clock_timestamp() + func.make_interval(0, 0, 0, 0, 0, 0, func.coalesce(row.c.delay, 0))
-    return (
-        insert(Message)
-        .from_select(
-            list(_COLUMNS),
-            select(
-                row.c.queue,
-                row.c.channel,
-                cast(row.c.payload, JSONB),
-                row.c.body,
-                func.coalesce(row.c.dequeue_at, SchemaFunction("unix_ms", delayed, type_=BigInteger)),
-                row.c.cost,
-            ).order_by(row.c.place),
+def _create(record: Record, on_conflict: str) -> Select[int]:
+    """The statement that enqueues one message with a key and returns the id of the live one."""
+    return select(
+        SchemaFunction(
+            "message_create",
+            cast(record.channel, Text),
+            cast(literal(record.payload, Text), JSONB),
+            cast(record.queue, Text),
+            cast(record.delay, Double),
+            cast(record.dequeue_at, BigInteger),
+            cast(None, BigInteger),
+            cast(record.cost, Double),
+            cast(record.body, LargeBinary),
+            cast(record.key, Text),
+            cast(on_conflict, Text),
+            cast(record.max_attempts, Integer),
+            cast(record.backoff, Double),
+            type_=BigInteger,
         )
-        .returning(Message.id)
-    )
-
-
-# queue, channel, payload as JSON text, body, dequeue_at, cost, delay in seconds
-Record = tuple[str, str, str | None, bytes | None, int | None, float, float | None]
-
-_COLUMNS = ("queue", "channel", "payload", "body", "dequeue_at", "cost")
-_FIELDS = frozenset(MessageRow.__annotations__)
-
-
-def _records(rows: Iterable[MessageRow]) -> Iterator[Record]:
-    """The rows, checked, in the order of the columns."""
-    for number, row in enumerate(rows):
-        try:
-            yield _record(row)
-        except InvalidValue as error:
-            raise InvalidValue(f"row {number}: {error}") from error
-
-
-def _record(row: MessageRow) -> Record:
-    if not isinstance(row, Mapping):
-        raise InvalidValue(f"a message is a dict of its fields, not {row!r}")
-    if not row.keys() <= _FIELDS:
-        unknown = ", ".join(sorted(row.keys() - _FIELDS))
-        raise InvalidValue(f"unknown field {unknown}: a message has {', '.join(sorted(_FIELDS))}")
-    if "channel" not in row:
-        raise InvalidValue("channel is missing")
-    payload, body = row.get("payload"), row.get("body")
-    when = dequeue_at(
-        delay=row.get("delay"),
-        at=row.get("at"),
-        priority=row.get("priority"),
-        dequeue_at=row.get("dequeue_at"),
-    )
-    return (
-        check_name("queue", row.get("queue", "default")),
-        check_name("channel", row["channel"]),
-        None if payload is None else json_text(payload, "payload"),
-        check_body(body),
-        None if isinstance(when, Delay) else when,
-        check_cost(row.get("cost", 1)),
-        float(when) if isinstance(when, Delay) else None,
     )
 
 
 def _run(session: Any, function: Callable[[Session], T]) -> T | Awaitable[T]:
     """Call ``function`` with the session; for an AsyncSession, return an awaitable that does."""
+
+    def run(session: Session) -> T:
+        try:
+            return function(session)
+        except Exception as error:
+            meant = translated(error)
+            if meant is None:
+                raise
+            raise meant from error
+
     if hasattr(session, "registry"):
         session = session()  # the one that a scoped_session or async_scoped_session stands for
     if hasattr(session, "run_sync"):
-        awaitable: Awaitable[T] = session.run_sync(function)
+        awaitable: Awaitable[T] = session.run_sync(run)
         return awaitable
-    return function(session)
+    return run(session)
 
 
 def _message_table(session: Session) -> str:
@@ -217,12 +301,6 @@ def _message_table(session: Session) -> str:
     options = {**session.connection().get_execution_options(), **getattr(session, "execution_options", {})}
     schema = options.get("schema_translate_map", {}).get(DEFAULT_SCHEMA, DEFAULT_SCHEMA)
     return f"{quote(schema)}.message"
-
-
-def _copy_records(rows: Iterable[MessageRow], now: int) -> Iterator[tuple[Any, ...]]:
-    """The rows as COPY takes them, which can't add up a time by itself: ``now`` is that of the database."""
-    for *record, when, cost, delay in _records(rows):
-        yield *record, when if when is not None else now + math.ceil((delay or 0) * 1000), cost
 
 
 def _copy(driver: Any, copy: str, records: Iterable[tuple[Any, ...]]) -> int:

@@ -18,12 +18,12 @@ import math
 from datetime import datetime, timedelta
 from typing import TypeGuard
 
-from sqlalchemy import BigInteger, func
+from sqlalchemy import BigInteger, DateTime, func
 
 from ._functions import SchemaFunction
 from .errors import InvalidValue
 
-__all__ = ["Delay", "check_seconds", "dequeue_at", "is_whole"]
+__all__ = ["Delay", "check_seconds", "clock", "dequeue_at", "is_whole"]
 
 _TEN_YEARS = 315_576_000
 
@@ -33,8 +33,13 @@ class Delay(float):
 
     def expression(self) -> SchemaFunction:
         """The time as SQL; makes SQLAlchemy insert the message with a statement of its own."""
-        clock = func.clock_timestamp() + func.make_interval(0, 0, 0, 0, 0, 0, float(self))
-        return SchemaFunction("unix_ms", clock, type_=BigInteger)
+        at = clock() + func.make_interval(0, 0, 0, 0, 0, 0, float(self))
+        return SchemaFunction("unix_ms", at, type_=BigInteger)
+
+
+def clock() -> SchemaFunction:
+    """The time by the clock of the database, as SQL."""
+    return SchemaFunction("clock", type_=DateTime(timezone=True))
 
 
 def dequeue_at(

@@ -10,7 +10,10 @@ from sqlalchemy.orm import Session
 
 import fairqueue as fq
 
-TABLES = "fairqueue.message, fairqueue.channel, fairqueue.lane, fairqueue.rotation, fairqueue.signal"
+TABLES = ", ".join(
+    f"fairqueue.{name}"
+    for name in ("message", "dead_message", "history", "channel", "queue", "lane", "rotation", "signal")
+)
 
 
 def put(session: Session, channel: str, count: int = 1, **fields: object) -> list[int]:
@@ -68,9 +71,33 @@ def expire(session: Session, ids: Iterable[int]) -> None:
 
 def clock(session: Session) -> int:
     """The database clock in Unix milliseconds."""
-    now: int = session.execute(text("SELECT fairqueue.unix_ms(clock_timestamp())")).scalar_one()
+    now: int = session.execute(text("SELECT fairqueue.unix_ms(fairqueue.clock())")).scalar_one()
     session.commit()
     return now
+
+
+def stop_clock(engine: Engine, at: int) -> None:
+    """Time travel: let the queue go by a clock that stands at `at`, in Unix milliseconds."""
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE IF NOT EXISTS public.stopped_clock (at timestamptz)"))
+        connection.execute(text("TRUNCATE public.stopped_clock"))
+        connection.execute(
+            text("INSERT INTO public.stopped_clock SELECT timestamptz 'epoch' + :at * interval '1 millisecond'"),
+            {"at": at},
+        )
+        connection.execute(
+            text(
+                "CREATE OR REPLACE FUNCTION fairqueue.clock() RETURNS timestamptz LANGUAGE sql VOLATILE PARALLEL SAFE"
+                " RETURN (SELECT c.at FROM public.stopped_clock c)"
+            )
+        )
+
+
+def move_clock(session: Session, at: int) -> None:
+    """Set the clock that stop_clock stopped."""
+    moved = text("UPDATE public.stopped_clock SET at = timestamptz 'epoch' + :at * interval '1 millisecond'")
+    session.execute(moved, {"at": at})
+    session.commit()
 
 
 def wait_until(condition: Callable[[], object], deadline: float = 30) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import Engine, literal, select
+from sqlalchemy import Engine, create_engine, literal, select
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
@@ -27,6 +27,8 @@ ROUND.append(ROUND)
 DEEP: Any = []
 for _ in range(100_000):
     DEEP = [DEEP]
+# Nobody is there to ask: what is refused is refused before.
+LOST = create_engine("postgresql+psycopg://nobody@localhost:1/nowhere")
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 
 NAMES = {
@@ -71,6 +73,11 @@ CASES: list[tuple[dict[str, Any], str]] = [
     *[({"at": value}, "^at must be a datetime with a time zone") for value in ["now", 0, date(2030, 1, 1)]],
     *[({"priority": value}, "^priority must be a whole number") for value in [-1, 1.5, True, "1", NAN, 2**70]],
     *[({"dequeue_at": value}, "^dequeue_at must be Unix time") for value in [1.5, True, "1", 2**63, NOON]],
+    *[({"key": name}, "^key (must|holds)") for name in NAMES.values() if name is not None],
+    *[({"max_attempts": value}, "^max_attempts must be a whole number from 1 to") for value in [0, -1, 1.5, True, "1"]],
+    ({"max_attempts": 2**31}, "^max_attempts must be a whole number from 1 to 2147483647, not 2147483648"),
+    *[({"backoff": value}, "^backoff must be a number from 0 to") for value in [-1, NAN, INF, True, "1", 31_557_601]],
+    ({"backoff": timedelta(days=-1)}, "^backoff must be a number from 0 to"),
     ({"at": NOON, "priority": 1}, "only one of at, priority may be given"),
     ({"delay": 1, "priority": 1}, "only one of delay, priority may be given"),
     ({"delay": 1, "at": NOON, "dequeue_at": 1}, "only one of delay, at, dequeue_at may be given"),
@@ -90,6 +97,7 @@ def call(session: Session, row: dict[str, Any]) -> None:
 FACES: dict[str, Callable[[Session, dict[str, Any]], object]] = {
     "Message": add,
     "enqueue": call,
+    "enqueue_unique": lambda session, row: fq.enqueue_unique(session, **{"key": "k", **row}),
     "enqueue_many": lambda session, row: fq.enqueue_many(session, [{"channel": "acme"}, row]),  # type: ignore[list-item]
     "enqueue_copy": lambda session, row: fq.enqueue_copy(session, [{"channel": "acme"}, row]),  # type: ignore[list-item]
 }
@@ -99,8 +107,6 @@ FACES: dict[str, Callable[[Session, dict[str, Any]], object]] = {
 def test_bad_messages(session: Session, raw: Raw, database_url: str, face: str) -> None:
     """Every bad value at every door: one error each that names the field, and in the end an empty database."""
     for row, expected in CASES:
-        if face == "enqueue" and "dequeue_at" in row:
-            continue  # not a parameter of it
         with pytest.raises(fq.InvalidValue) as error:
             FACES[face](session, {"channel": "acme", **row})
         session.rollback()
@@ -119,7 +125,9 @@ class TestFieldsThatAreNone:
 
     @pytest.mark.parametrize("door", [fq.enqueue_many, fq.enqueue_copy])
     def test_of_rows(self, session: Session, door: Callable[..., object]) -> None:
-        with pytest.raises(fq.InvalidValue, match="row 0: unknown field chanel, prioritty: a message has at, body,"):
+        with pytest.raises(
+            fq.InvalidValue, match="row 0: unknown field chanel, prioritty: a message has at, backoff, body,"
+        ):
             door(session, [{"chanel": "acme", "prioritty": 3}])
         session.rollback()
         with pytest.raises(fq.InvalidValue, match="row 1: channel is missing"):
@@ -139,11 +147,100 @@ class TestFieldsThatAreNone:
                 model(**{field: "acme", "wieght": 2})
 
 
+class TestConflicts:
+    @pytest.mark.parametrize("mode", ["", "update", None, True, ["raise"]])
+    def test_on_conflict(self, session: Session, mode: Any) -> None:
+        expected = r"^on_conflict must be 'raise' or 'ignore' or 'replace', not"
+        with pytest.raises(fq.InvalidValue, match=expected):
+            fq.enqueue_unique(session, "acme", key="k", on_conflict=mode)
+        with pytest.raises(fq.InvalidValue, match=expected):
+            fq.enqueue_many(session, [], on_conflict=mode)
+
+    def test_no_key(self, session: Session) -> None:
+        with pytest.raises(fq.InvalidValue, match="key must be text, not None: use enqueue for messages without one"):
+            fq.enqueue_unique(session, "acme", key=None)  # type: ignore[call-overload]
+
+    def test_unknown_field(self, session: Session) -> None:
+        with pytest.raises(fq.InvalidValue, match="unknown field wieght"):
+            fq.enqueue_unique(session, "acme", key="k", wieght=1)  # type: ignore[call-overload]
+
+
+NOT_COUNTS = [-1, 0, 1.5, NAN, INF, True, "1", 2**31]
+NOT_SECONDS = [-1, NAN, INF, True, "1", 31_557_600.1]
+WEIGHT = (r"a number from 0.01 to 1000", [-1, 0, NAN, INF, -INF, True, "1", 0.0099, 1000.1])
+COUNT = (r"a whole number from 1 to 2147483647", NOT_COUNTS)
+INTERVAL = (r"a whole number from 0 to 31557600000", [-1, 1.5, NAN, True, "1", timedelta(1), 31_557_600_001])
+BURST = (r"a whole number from 1 to 1000000", [*NOT_COUNTS, 1_000_001])
+OVERFLOW = (r"'reject' or 'drop'", ["", "Drop", 1, True, b"drop"])
+FLAG = (r"True or False", [None, 0, 1, "yes"])
+MOMENT = (r"a datetime with a time zone", [datetime(2030, 1, 1), "tomorrow", 0, date(2030, 1, 1)])  # noqa: DTZ001
+SECONDS = (r"a number from 0 to 3.15576e\+07", NOT_SECONDS)
+
+CHANNEL: dict[str, tuple[str, list[Any]]] = {
+    "weight": WEIGHT,
+    "max_concurrency": COUNT,
+    "release_interval_ms": INTERVAL,
+    "burst": BURST,
+    "max_size": COUNT,
+    "overflow": OVERFLOW,
+    "paused": FLAG,
+    "resume_at": MOMENT,
+}
+QUEUE: dict[str, tuple[str, list[Any]]] = {
+    "max_concurrency": COUNT,
+    "paused": FLAG,
+    "resume_at": MOMENT,
+    "max_attempts": (COUNT[0], [*NOT_COUNTS, None]),
+    "backoff": (SECONDS[0], [*NOT_SECONDS, None]),
+    "max_backoff": (SECONDS[0], [*NOT_SECONDS, None]),
+    "history_days": (r"a whole number from 0 to 36500", [-1, 1.5, NAN, True, "1", 36_501, None]),
+    "channel_weight": (WEIGHT[0], [*WEIGHT[1], None]),
+    "channel_max_concurrency": COUNT,
+    "channel_release_interval_ms": (INTERVAL[0], [*INTERVAL[1], None]),
+    "channel_burst": (BURST[0], [*BURST[1], None]),
+    "channel_max_size": COUNT,
+    "channel_overflow": (OVERFLOW[0], [*OVERFLOW[1], None]),
+}
+FIELDS = [(fq.Channel, field) for field in CHANNEL] + [(fq.Queue, field) for field in QUEUE]
+
+
 class TestPolicies:
-    @pytest.mark.parametrize("weight", [*NUMBERS, 0.0099, 1000.1])
-    def test_weight(self, weight: Any) -> None:
-        with pytest.raises(fq.InvalidValue, match=r"^weight must be a number from 0.01 to 1000, not"):
-            fq.Channel("acme", weight=weight)
+    def test_every_field_is_here(self) -> None:
+        for model, fields in ((fq.Channel, CHANNEL), (fq.Queue, QUEUE)):
+            assert fields.keys() == set(model.__table__.c.keys()) - {"queue", "name", "created_at"}
+
+    @pytest.mark.parametrize(("model", "field"), FIELDS, ids=lambda each: getattr(each, "__name__", each))
+    def test_fields(self, model: Any, field: str) -> None:
+        """When it is made, and later; the error names field, value and what it may be."""
+        expected, values = (CHANNEL if model is fq.Channel else QUEUE)[field]
+        other = {"paused": True} if field == "resume_at" else {}
+        for value in values:
+            with pytest.raises(fq.InvalidValue, match=f"^{field} must be {expected}, not ") as error:
+                model("acme", **{field: value, **other})
+            assert repr(value) in str(error.value)
+            with pytest.raises(fq.InvalidValue, match=f"^{field} must be {expected}, not "):
+                setattr(model("acme"), field, value)
+
+    @pytest.mark.parametrize("model", [fq.Channel, fq.Queue])
+    def test_an_end_without_a_pause(self, model: Any) -> None:
+        for paused in ({}, {"paused": False}):
+            with pytest.raises(fq.InvalidValue, match="resume_at says until when a pause lasts: give paused=True"):
+                model("acme", resume_at=NOON, **paused)
+
+    @pytest.mark.parametrize("until", MOMENT[1], ids=map(str, MOMENT[1]))
+    def test_until(self, until: Any) -> None:
+        with pytest.raises(fq.InvalidValue, match=r"^until must be a datetime with a time zone, not"):
+            fq.pause(until=until)
+
+    @pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
+    def test_names_to_pause(self, name: Any) -> None:
+        statements: list[Callable[..., object]] = [fq.pause, fq.resume]
+        for statement in statements:
+            with pytest.raises(fq.InvalidValue, match=r"^queue (must|holds)"):
+                statement(queue=name)
+            if name is not None:  # which is the whole queue
+                with pytest.raises(fq.InvalidValue, match=r"^channel (must|holds)"):
+                    statement(channel=name)
 
     @pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
     def test_names(self, name: Any) -> None:
@@ -176,9 +273,20 @@ class TestLeases:
 
     @pytest.mark.parametrize("delay", [-1, NAN, INF, True, "30", None, timedelta(days=-1)])
     def test_delay(self, delay: Any) -> None:
-        for statement in (fq.fail, fq.defer):
+        statements: list[Any] = [fq.defer] if delay is None else [fq.fail, fq.defer]
+        for statement in statements:
             with pytest.raises(fq.InvalidValue, match=r"^delay must be between 0 and 315576000 seconds, not"):
                 statement((1, 1), delay=delay)
+
+    @pytest.mark.parametrize("retry", [None, 0, "no"])
+    def test_retry(self, retry: Any) -> None:
+        with pytest.raises(fq.InvalidValue, match=r"^retry must be True or False, not"):
+            fq.fail((1, 1), retry=retry)
+
+    @pytest.mark.parametrize("name", [name for name in NAMES.values() if name is not None])
+    def test_worker(self, name: Any) -> None:
+        with pytest.raises(fq.InvalidValue, match=r"^worker (must|holds)"):
+            fq.dequeue(worker=name)
 
     @pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
     def test_queue(self, name: Any) -> None:
@@ -196,10 +304,40 @@ class TestLeases:
         with pytest.raises(fq.InvalidValue, match=r"^a lease is a LeasedMessage from dequeue\(\) or a pair"):
             statement(given)
 
-    @pytest.mark.parametrize("given", [None, 1.5, "ab", ["1"], fq.Message("acme")])
-    def test_nothing_to_cancel(self, given: Any) -> None:
-        with pytest.raises(fq.InvalidValue, match=r"^a message is an id or a LeasedMessage, not"):
-            fq.cancel(given)
+    @pytest.mark.parametrize("given", [1.5, True, "ab", ["1"], [None], fq.History()])
+    @pytest.mark.parametrize(
+        "statement", [fq.cancel, fq.redrive, fq.ending, lambda given: fq.wait_for(LOST, given, timeout=0)]
+    )
+    def test_no_messages(self, statement: Callable[[Any], object], given: Any) -> None:
+        with pytest.raises(fq.InvalidValue, match=r"^a message is an id, a LeasedMessage or a DeadMessage, not"):
+            statement(given)
+
+    def test_nothing_to_redrive(self) -> None:
+        redrive: Any = fq.redrive
+        for arguments, text in (
+            ({}, "one of messages and queue must be given, not none"),
+            ({"messages": None}, "one of messages and queue must be given, not none"),
+            ({"messages": [1], "queue": "default"}, "one of messages and queue must be given, not both"),
+            ({"messages": [1], "channel": "acme"}, "channel 'acme' must be given with its queue, not with messages"),
+            ({"queue": ""}, "queue must have 1 to 255 characters, not 0"),
+            ({"queue": "default", "channel": "x" * 256}, "channel must have 1 to 255 characters, not 256"),
+        ):
+            with pytest.raises(fq.InvalidValue, match=f"^{text}$"):
+                redrive(**arguments)
+
+
+class TestWaiting:
+    @pytest.mark.parametrize("timeout", [-1, NAN, INF, True, "30", timedelta(days=-1), 1e9])
+    def test_timeout(self, timeout: Any) -> None:
+        with pytest.raises(fq.InvalidValue, match=r"^timeout must be between 0 and 315576000 seconds, not"):
+            fq.wait_for(LOST, 1, timeout=timeout)
+
+    def test_engine(self, session: Session, engine: Engine) -> None:
+        """What has a transaction sees no end of others."""
+        with engine.connect() as connection:
+            for given in (session, connection, None, str(engine.url)):
+                with pytest.raises(fq.InvalidValue, match=r"^engine must be an Engine or an AsyncEngine, not"):
+                    fq.wait_for(given, 1, timeout=0)  # type: ignore[call-overload]
 
     @pytest.mark.parametrize("error", [7, b"broken", {}])
     def test_error(self, error: Any) -> None:
@@ -210,7 +348,7 @@ class TestLeases:
         """What a handler died of is not to be lost for a character that PostgreSQL can't store."""
         fq.enqueue(session, "acme")
         [message] = session.scalars(fq.dequeue())
-        session.execute(fq.fail(message, FileNotFoundError("caf\udce9\x00.pdf")))
+        session.execute(fq.fail(message, FileNotFoundError("caf\udce9\x00.pdf"), delay=0))
         [message] = session.scalars(fq.dequeue())
         assert message.error == "FileNotFoundError: caf?.pdf"
 

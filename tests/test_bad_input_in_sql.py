@@ -15,6 +15,19 @@ LONG = "repeat('x', 256)"
 HUGE = "repeat('x', 1000000)"
 TEN_YEARS = "must be between {} and 315576000, not {}"
 
+# queues, channels, keys and costs; the other lists of message_create_many are empty.
+MANY = "{}, {}, {}, NULL, NULL, NULL, NULL, {}, NULL, NULL"
+
+# What may be set for a channel, the end of its constraint's name, and what it may not be.
+POLICY: list[tuple[str, str, tuple[object, ...]]] = [
+    ("weight", "range", (-1, 0, "NaN", "Infinity", 0.0099, 1001)),
+    ("max_concurrency", "range", (0, -1)),
+    ("release_interval_ms", "range", (-1, 31557600001)),
+    ("burst", "range", (0, -1, 1000001)),
+    ("max_size", "range", (0, -1)),
+    ("overflow", "known", ("", "Drop")),
+]
+
 CASES: list[tuple[str, type[psycopg.Error], str]] = [
     # message_create
     ("message_create(NULL)", NULL, 'column "channel"'),
@@ -40,6 +53,44 @@ CASES: list[tuple[str, type[psycopg.Error], str]] = [
     ("message_create('a', payload => 'NaN')", errors.InvalidTextRepresentation, "type json"),
     ("message_create('a', payload => '\"\\u0000\"')", errors.UntranslatableCharacter, "Unicode escape"),
     ("message_create('a', pirority => 1)", errors.UndefinedFunction, "pirority"),
+    ("message_create('a', key => '')", CHECK, "message_key_length"),
+    (f"message_create('a', key => {LONG})", CHECK, "message_key_length"),
+    *[(f"message_create('a', max_attempts => {n})", CHECK, "message_max_attempts_range") for n in (0, -1)],
+    *[
+        (f"message_create('a', backoff => '{n}')", CHECK, "message_backoff_range")
+        for n in (-1, "NaN", "Infinity", 31557601)
+    ],
+    *[
+        (
+            f"message_create('a', key => 'k', on_conflict => {n})",
+            PARAMETER,
+            "on_conflict must be raise, ignore or replace",
+        )
+        for n in ("NULL", "''", "'update'")
+    ],
+    *[
+        (f"message_create('a', on_conflict => '{n}')", PARAMETER, f"on_conflict is '{n}', but there is no key")
+        for n in ("ignore", "replace")
+    ],
+    *[
+        (f"message_create('', key => 'k', on_conflict => '{n}')", CHECK, "message_channel_length")
+        for n in ("ignore", "replace")
+    ],
+    # message_create_many
+    *[
+        (f"message_create_many({lists}, on_conflict => '{mode}')", state, text)
+        for mode in ("raise", "ignore", "replace")
+        for lists, state, text in [
+            (MANY.format("'{q}'", "'{NULL}'", "'{k}'", "'{1}'"), NULL, 'column "channel"'),
+            (MANY.format("'{q}'", "NULL", "'{k}'", "'{1}'"), NULL, 'column "channel"'),
+            (MANY.format("'{q,q}'", "'{a}'", "'{k}'", "'{1,1}'"), NULL, 'column "channel"'),
+            (MANY.format("'{q,q}'", "'{a,b}'", "'{k}'", "'{1}'"), NULL, 'column "cost"'),
+            (MANY.format("'{NULL}'", "'{a}'", "'{k}'", "'{1}'"), NULL, 'column "queue"'),
+            (MANY.format("'{q}'", "'{a}'", "ARRAY['']", "'{1}'"), CHECK, "message_key_length"),
+            (MANY.format("'{q}'", "'{a}'", "'{k}'", "'{NaN}'"), CHECK, "message_cost_range"),
+        ]
+    ],
+    (f"message_create_many({MANY.format(*['NULL'] * 4)}, NULL)", PARAMETER, "on_conflict must be raise, ignore or"),
     # message_dequeue
     ("message_dequeue(NULL)", PARAMETER, "queue must have 1 to 255 characters, not null"),
     ("message_dequeue('')", PARAMETER, "queue must have 1 to 255 characters, not 0"),
@@ -56,6 +107,7 @@ CASES: list[tuple[str, type[psycopg.Error], str]] = [
         (f"message_dequeue('a', 1, '{n}')", PARAMETER, "lease_seconds " + TEN_YEARS.format(0.001, n))
         for n in ("NaN", "Infinity")
     ],
+    (f"message_dequeue('a', worker => {LONG})", PARAMETER, "worker must have at most 255 characters, not 256"),
     # the acts on leases
     *[
         (f"message_{verb}({lists})", PARAMETER, f"ids and attempts must have the same length, not {lengths}")
@@ -73,7 +125,8 @@ CASES: list[tuple[str, type[psycopg.Error], str]] = [
         for verb in ("fail", "defer")
         for n in (-1, "NaN", "Infinity")
     ],
-    ("message_fail('{1}', '{1}', delay_seconds => NULL)", PARAMETER, "delay_seconds " + TEN_YEARS.format(0, "null")),
+    ("message_defer('{1}', '{1}', delay_seconds => NULL)", PARAMETER, "delay_seconds " + TEN_YEARS.format(0, "null")),
+    ("message_fail('{1}', '{1}', retry => NULL)", PARAMETER, "retry must be true or false, not null"),
     ("message_heartbeat('{1}', '{1}', 0)", PARAMETER, "lease_seconds " + TEN_YEARS.format(0.001, 0)),
     ("message_heartbeat('{1}', '{1}', 'NaN')", PARAMETER, "lease_seconds " + TEN_YEARS.format(0.001, "NaN")),
     (
@@ -82,17 +135,52 @@ CASES: list[tuple[str, type[psycopg.Error], str]] = [
         "ids and states must have the same length, not 1 and 2",
     ),
     ("message_cancel(NULL)", PARAMETER, "ids must be a list of message ids, not null"),
+    ("message_ending(NULL)", PARAMETER, "ids must be a list of message ids, not null"),
+    # message_redrive
+    ("message_redrive()", PARAMETER, "one of ids and queue must be given, not none"),
+    ("message_redrive('{1}', 'default')", PARAMETER, "one of ids and queue must be given, not both"),
+    ("message_redrive('{1}', channel => 'acme')", PARAMETER, "channel 'acme' must be given with its queue"),
+    ("message_redrive(channel => 'acme')", PARAMETER, "one of ids and queue must be given, not none"),
     # channel_set
     ("channel_set(NULL)", NULL, 'column "name"'),
     ("channel_set('')", CHECK, "channel_name_length"),
     (f"channel_set({HUGE})", CHECK, "channel_name_length"),
     ("channel_set('a', queue => NULL)", NULL, 'column "queue"'),
     ("channel_set('a', queue => '')", CHECK, "channel_queue_length"),
-    ("channel_set('a', weight => NULL)", NULL, 'column "weight"'),
     *[
-        (f"channel_set('a', weight => '{n}')", CHECK, "channel_weight_range")
-        for n in (-1, 0, "NaN", "Infinity", 0.0099, 1001)
+        (f"channel_set('a', {field} => '{n}')", CHECK, f"channel_{field}_{suffix}")
+        for field, suffix, values in POLICY
+        for n in values
     ],
+    ("channel_set('a', paused => true, resume_at => 'infinity')", CHECK, "channel_resume_at_finite"),
+    (
+        "channel_set('a', resume_at => '2100-01-01')",
+        PARAMETER,
+        "but paused is null",
+    ),
+    ("channel_set('a', paused => false, resume_at => '2100-01-01')", PARAMETER, "but paused is false"),
+    # queue_set
+    ("queue_set(NULL)", NULL, 'column "name"'),
+    ("queue_set('')", CHECK, "queue_name_length"),
+    (f"queue_set({HUGE})", CHECK, "queue_name_length"),
+    *[
+        (f"queue_set('a', channel_{field} => '{n}')", CHECK, f"queue_channel_{field}_{suffix}")
+        for field, suffix, values in POLICY
+        for n in values
+    ],
+    *[
+        (f"queue_set('a', {field} => '{n}')", CHECK, f"queue_{field}_range")
+        for field, values in {
+            "max_concurrency": (0, -1),
+            "max_attempts": (0, -1),
+            "backoff": (-1, "NaN", "Infinity", 31557601),
+            "max_backoff": (-1, "NaN", "Infinity", 31557601),
+            "history_days": (-1, 36501),
+        }.items()
+        for n in values
+    ],
+    ("queue_set('a', paused => true, resume_at => '-infinity')", CHECK, "queue_resume_at_finite"),
+    ("queue_set('a', resume_at => '2100-01-01')", PARAMETER, "but paused is null"),
 ]
 
 INSERTS: list[tuple[str, type[psycopg.Error], str]] = [
@@ -111,7 +199,13 @@ INSERTS: list[tuple[str, type[psycopg.Error], str]] = [
         CHECK,
         "message_payload_size",
     ),
+    ("message (channel, key) VALUES ('a', '')", CHECK, "message_key_length"),
+    ("message (channel, max_attempts) VALUES ('a', 0)", CHECK, "message_max_attempts_range"),
+    ("message (channel, backoff) VALUES ('a', 'NaN')", CHECK, "message_backoff_range"),
     ("channel (name, weight) VALUES ('a', 'NaN')", CHECK, "channel_weight_range"),
+    ("channel (name, max_size) VALUES ('a', 0)", CHECK, "channel_max_size_range"),
+    ("channel (name, paused) VALUES ('a', NULL)", NULL, 'column "paused"'),
+    ("queue (name, max_attempts) VALUES ('a', NULL)", NULL, 'column "max_attempts"'),
     ("channel (name) VALUES (NULL)", NULL, 'column "name"'),
     (f"queue (name) VALUES ({LONG})", CHECK, "queue_name_length"),
 ]
@@ -149,6 +243,11 @@ def test_odd_but_harmless_ids(raw: Raw, database_url: str) -> None:
         "dequeue_at) VALUES ('evil', -9223372036854775808)",
         "attempt) VALUES ('evil', 2147483647)",
         "attempt) VALUES ('evil', -2147483648)",
+        "forgiven) VALUES ('evil', 2147483647)",
+        "forgiven) VALUES ('evil', -2147483648)",
+        "attempt, forgiven) VALUES ('evil', 2147483647, -2147483648)",
+        "attempt, max_attempts) VALUES ('evil', 7, 1)",
+        "backoff) VALUES ('evil', 31557600)",
         "id) OVERRIDING SYSTEM VALUE VALUES ('evil', 9223372036854775807)",
         "id) OVERRIDING SYSTEM VALUE VALUES ('evil', -9223372036854775808)",
         "cost) VALUES ('evil', 1e-300)",

@@ -128,7 +128,11 @@ def test_doctests() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["fairqueue", "fairqueue.producing", "fairqueue.consuming", "fairqueue.models", "fairqueue.payloads"]
+    "name",
+    [
+        *("fairqueue", "fairqueue.producing", "fairqueue.consuming", "fairqueue.leases", "fairqueue.waiting"),
+        *("fairqueue.models", "fairqueue.payloads", "fairqueue.policies", "fairqueue.errors"),
+    ],
 )
 def test_docstring_examples(name: str, engine: Any) -> None:
     """The example of a module's docstring, in an application that has what it refers to."""

@@ -5,6 +5,7 @@ test_batching.py, what they refuse in test_bad_input.py.
 """
 
 import asyncio
+import secrets
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
@@ -39,7 +40,11 @@ def copy(session: Session, **row: Any) -> None:
     fq.enqueue_copy(session, [row])  # type: ignore[list-item]
 
 
-every_door = pytest.mark.parametrize("enqueue", [one, many, copy])
+def unique(session: Session, **row: Any) -> None:
+    fq.enqueue_unique(session, **{"key": secrets.token_hex(4), **row})
+
+
+every_door = pytest.mark.parametrize("enqueue", [one, many, copy, unique])
 
 
 def stored(session: Session) -> fq.Message:
@@ -99,11 +104,7 @@ class TestWhen:
 
     @pytest.mark.parametrize("dequeue_at", [0, -5, NOON_MS])
     def test_dequeue_at(self, session: Session, enqueue: Enqueue, dequeue_at: int) -> None:
-        if enqueue is one:
-            session.add(fq.Message("acme", dequeue_at=dequeue_at))
-            session.flush()
-        else:
-            enqueue(session, channel="acme", dequeue_at=dequeue_at)
+        enqueue(session, channel="acme", dequeue_at=dequeue_at)
         assert stored(session).dequeue_at == dequeue_at
 
     def test_priority(self, session: Session, enqueue: Enqueue) -> None:
@@ -127,6 +128,8 @@ class TestFields:
         message = stored(session)
         assert (message.queue, message.channel, message.payload, message.body) == ("default", "acme", None, None)
         assert (message.cost, message.attempt, message.leased_until, message.state) == (1, 0, None, None)
+        assert (message.max_attempts, message.backoff, message.forgiven) == (None, None, 0)
+        assert (message.key is None) == (enqueue is not unique)
 
     def test_all(self, session: Session, enqueue: Enqueue) -> None:
         payload = {"doc": [1, 2.5, None, True, "é\N{GRINNING FACE}\\u0000"]}
@@ -134,6 +137,13 @@ class TestFields:
         message = stored(session)
         assert (message.channel, message.queue, message.payload) == ("t\N{SNOWMAN}", "q %s:x", payload)
         assert (message.cost, message.body) == (2.5, b"\x00\xff\\")
+
+    @pytest.mark.parametrize("backoff", [1.5, 90, timedelta(minutes=1.5)], ids=["float", "int", "timedelta"])
+    def test_key_and_attempts(self, session: Session, enqueue: Enqueue, backoff: Any) -> None:
+        enqueue(session, channel="acme", key="k %s:x", max_attempts=3, backoff=backoff)
+        message = stored(session)
+        assert (message.key, message.max_attempts) == ("k %s:x", 3)
+        assert message.backoff == (backoff if backoff == 1.5 else 90)
 
     @pytest.mark.parametrize("payload", [0, False, "", [], {}, "null"])
     def test_empty_payloads_are_kept(self, session: Session, enqueue: Enqueue, payload: Any) -> None:
@@ -146,6 +156,7 @@ class TestFields:
         name = "\N{GRINNING FACE}" * 255
         enqueue(session, channel=name, queue=name)
         assert session.scalars(fq.dequeue(queue=name)).one().channel == name
+        enqueue(session, channel=name, key=name)
 
 
 class TestMany:

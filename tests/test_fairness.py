@@ -23,7 +23,7 @@ from tests.acts import (
     wait_until,
 )
 from tests.invariants import check_invariants
-from tests.reference import Entry, Reference
+from tests.reference import Entry, Policy, Reference
 
 QUIET = [f"quiet{number}" for number in range(19)]
 
@@ -37,7 +37,8 @@ def reference_of(session: Session) -> Reference:
     for row in rows:
         reference.enqueue(row.channel, [Entry(row.dequeue_at, row.id, row.cost)])
     for channel in session.scalars(text("SELECT name FROM fairqueue.channel")).all():
-        reference.channels[channel].weight = session.get_one(fq.Channel, ("default", channel)).weight
+        weight = session.get_one(fq.Channel, ("default", channel)).weight
+        reference.channels[channel].policy = Policy(weight=weight or 1)
     session.commit()
     return reference
 

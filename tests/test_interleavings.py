@@ -244,7 +244,7 @@ def test_two_channels_that_one_message_made_active(session: Session) -> None:
     (first, *_) = put(session, "a", 5)
     (message,) = lease_of(session)
     assert message.id == first
-    session.execute(fq.fail(message))
+    session.execute(fq.fail(message, delay=0))
     session.commit()
     put(session, "c", 3)
     sql(session, "UPDATE fairqueue.message SET channel = 'b' WHERE id = :id", id=first)

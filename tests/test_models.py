@@ -7,8 +7,10 @@ import asyncio
 import copy
 import dataclasses
 import pickle
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from inspect import signature as inspect_signature
 from typing import Any
 
 import pytest
@@ -63,8 +65,9 @@ class TestMessage:
         assert message.attempt == 0
         assert message.dequeue_at > 1_700_000_000_000
         assert message.created_at.tzinfo is not None
-        assert [message.leased_until, message.state, message.error, message.body] == [None] * 4
+        assert [message.leased_until, message.state, message.error, message.body, message.key] == [None] * 5
         assert len(sent) == 1
+        assert not re.search("leased|state|error|worker|forgiven|attempt[,)]|counted", sent[0].split("RETURNING")[0])
 
     def test_edit_before_it_is_served(self, session: Session) -> None:
         """A ready message is a row like any: its place and its payload can be changed."""
@@ -82,26 +85,37 @@ class TestMessage:
         session.commit()
         assert [m.id for m in session.scalars(fq.dequeue(limit=2))] == [kept.id]
 
-    def test_id_is_the_databases(self, session: Session) -> None:
-        with pytest.raises(TypeError):
-            fq.Message("acme", id=7)  # type: ignore[call-arg]
+    @pytest.mark.parametrize(
+        "field",
+        ["id", "attempt", "forgiven", "leased_until", "leased_at", "first_leased_at", "worker", "counted", "state",
+         "error", "created_at"],
+    )  # fmt: skip
+    def test_what_is_the_schedulers(self, field: str) -> None:
+        """Mapped, and not to be given."""
+        assert hasattr(fq.Message, field)
+        with pytest.raises(TypeError, match=field):
+            fq.Message("acme", **{field: None})  # type: ignore[arg-type]
+
+    def test_every_column_is_one_or_the_other(self) -> None:
+        parameters = set(inspect_signature(fq.Message).parameters)
+        given = set(fq.Message.__table__.c.keys()) & parameters
+        assert given == {
+            "queue", "channel", "key", "payload", "body", "dequeue_at", "cost", "max_attempts", "backoff",
+        }  # fmt: skip
+        assert parameters - given == {"delay", "at", "priority"}
 
 
 class TestPolicies:
-    def test_channel(self, session: Session) -> None:
-        session.add(fq.Channel("acme", weight=2))
-        session.merge(fq.Channel(name="globex", queue="transcode"))
-        session.merge(fq.Channel(name="acme", weight=3))
-        session.commit()
-        found = session.scalars(select(fq.Channel).order_by(fq.Channel.name)).all()
-        told = [(channel.queue, channel.name, channel.weight) for channel in found]
-        assert told == [("default", "acme", 3), ("transcode", "globex", 1)]
-        assert found[0].created_at.tzinfo is not None
+    """More of them in test_policies.py."""
 
-    def test_queue(self, session: Session) -> None:
+    def test_can_be_asked(self, session: Session) -> None:
         session.add(fq.Queue(name="transcode"))
+        session.add(fq.Channel("acme", weight=2))
         session.commit()
         assert session.get_one(fq.Queue, "transcode").created_at.tzinfo is not None
+        channel = session.scalars(select(fq.Channel)).one()
+        assert (channel.queue, channel.name, channel.weight, channel.paused) == ("default", "acme", 2, False)
+        assert channel.created_at.tzinfo is not None
 
     def test_twice_is_an_error(self, session: Session) -> None:
         for make in (lambda: fq.Channel("acme"), lambda: fq.Queue(name="q")):
@@ -275,7 +289,7 @@ def test_async_session(database_url: str, driver: str) -> None:
             statements = {
                 "extended": fq.heartbeat(batch[0], lease=90),
                 "completed": fq.complete(batch[0]),
-                "failed": fq.fail(batch[1], ValueError("broken")),
+                "failed": fq.fail(batch[1], ValueError("broken"), delay=0),
                 "deferred": fq.defer(batch[2], state={"page": 2}),
                 "cancelled": fq.cancel([batch[3].id]),
                 "stale": fq.complete(batch[1]),

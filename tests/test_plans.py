@@ -16,16 +16,19 @@ from tests.fixtures.connections import Raw
 
 pytestmark = pytest.mark.slow
 
-TABLES = {"message", "channel", "lane", "rotation", "signal"}
+TABLES = {"message", "dead_message", "channel", "queue", "lane", "rotation", "signal"}
 INDEXES = {
     "channel_pkey",
+    "dead_message_pkey",
     "lane_idle",
     "lane_pkey",
     "lane_ready",
     "lane_waiting",
     "message_leased",
+    "message_key",
     "message_pkey",
     "message_ready",
+    "queue_pkey",
     "rotation_pkey",
     "signal_news",
 }
@@ -106,6 +109,7 @@ def loaded(raw: Raw, database_url: str) -> Connection:
     connection.autocommit = True
     without_autovacuum(connection)
     connection.execute("INSERT INTO fairqueue.channel (name) SELECT 'c' || g FROM generate_series(1, 20000) g")
+    leases(connection, 1)  # Takes in all changes of policies, whatever their number.
     connection.execute(
         "INSERT INTO fairqueue.message (channel) SELECT 'c' || (1 + g % 20000) FROM generate_series(1, 200000) g"
     )
@@ -131,12 +135,12 @@ def small_queue(connection: Connection, watched: Watched) -> list[Statement]:
     )
     connection.execute(
         "INSERT INTO fairqueue.message (queue, channel, dequeue_at)"
-        " VALUES ('small', 'b', fairqueue.unix_ms(clock_timestamp()) + 200)"
+        " VALUES ('small', 'b', fairqueue.unix_ms(fairqueue.clock()) + 200)"
     )
     dequeue = "SELECT * FROM fairqueue.message_dequeue('small')"
     statements = watched.run(dequeue)
-    due = "SELECT due FROM fairqueue.lane WHERE queue = 'small' AND state = 'waiting'"
-    while count(connection, f"SELECT ({due}) >= fairqueue.unix_ms(clock_timestamp())"):
+    due = "SELECT due FROM fairqueue.lane WHERE queue = 'small' AND due > 0"
+    while count(connection, f"SELECT ({due}) >= fairqueue.unix_ms(fairqueue.clock())"):
         pass
     for _ in range(130):
         statements += watched.run(dequeue)
@@ -146,6 +150,9 @@ def small_queue(connection: Connection, watched: Watched) -> list[Statement]:
 def test_no_statement_scans_a_table(loaded: Connection, watched: Watched) -> None:
     statements = watched.run("INSERT INTO fairqueue.message (channel) VALUES ('c1'), ('c2')")
     statements += watched.run("UPDATE fairqueue.channel SET weight = 2 WHERE queue = 'default' AND name = 'c3'")
+    statements += watched.run("SELECT fairqueue.channel_set('c1', max_concurrency => 1, max_size => 1000)")
+    for _ in range(2):
+        statements += watched.run("SELECT fairqueue.message_create('c1', '{}', key => 'k', on_conflict => 'ignore')")
     statements += watched.run("SELECT fairqueue.message_create('c1', '{}', delay_seconds => 0.01)")
     for limit in (1, 100):
         for act in ("complete", "fail", "defer", "heartbeat"):
@@ -159,6 +166,14 @@ def test_no_statement_scans_a_table(loaded: Connection, watched: Watched) -> Non
     loaded.execute("UPDATE fairqueue.message SET leased_until = '2000-01-01' WHERE id = ANY (%s)", (expired,))
     loaded.execute("UPDATE fairqueue.rotation SET lease_floor = '2000-01-01'")
     statements += watched.run("SELECT * FROM fairqueue.message_dequeue('default', 100)")
+    # Dies; is put back.
+    dead, attempts = leases(loaded, 20)
+    statements += watched.run("SELECT * FROM fairqueue.message_fail(%s, %s, retry => false)", dead, attempts)
+    statements += watched.run("SELECT * FROM fairqueue.message_redrive(%s)", dead)
+    # A limit on what runs.
+    busy = loaded.execute("SELECT max(channel) FROM fairqueue.message WHERE leased_until IS NOT NULL").fetchone()
+    statements += watched.run("SELECT fairqueue.channel_set(%s, max_concurrency => 1)", *busy or ())
+    statements += watched.run("SELECT * FROM fairqueue.message_dequeue('default', 100)")
     statements += small_queue(loaded, watched)
 
     scans = [
@@ -166,14 +181,15 @@ def test_no_statement_scans_a_table(loaded: Connection, watched: Watched) -> Non
         for statement in statements
         for node in statement.nodes
         if node["Node Type"] == "Seq Scan" and node.get("Relation Name") in TABLES
+        if "max(q.history_days)" not in statement.query  # Once a day, of all queues.
     ]
     assert not scans
     used = {node["Index Name"] for statement in statements for node in statement.nodes if "Index Name" in node}
     assert used >= INDEXES, "the test has missed a statement"
 
 
-def rows_read(watched: Watched, limit: int) -> dict[str, int]:
-    statements = watched.run(f"SELECT * FROM fairqueue.message_dequeue('default', {limit})")
+def rows_read(watched: Watched, limit: int, queue: str = "default") -> dict[str, int]:
+    statements = watched.run(f"SELECT * FROM fairqueue.message_dequeue('{queue}', {limit})")
     return {table: sum(statement.rows_of(table) for statement in statements) for table in TABLES}
 
 
@@ -183,6 +199,49 @@ def test_a_dequeue_reads_in_proportion_to_what_it_serves(loaded: Connection, wat
         for _ in range(5):
             rows = rows_read(watched, limit)
             assert max(rows.values()) <= 20 * (16 + limit), rows
+
+
+def test_channels_at_their_limits_cost_a_dequeue_nothing(raw: Raw, database_url: str) -> None:
+    """6,000 that are at their max_concurrency, ahead of their rate, or waiting for their hour, beside 100 others."""
+    connection = raw(database_url)
+    connection.autocommit = True
+    without_autovacuum(connection)
+    crowd(connection, "capped", 2000, "max_concurrency => 1")
+    crowd(connection, "rated", 2000, "release_interval_ms => 36000000")
+    crowd(connection, "later", 2000, delay=36_000_000)
+    leases(connection, 10000)
+    assert count(connection, "SELECT count(*) FROM fairqueue.lane WHERE due > 0") == 6000
+    crowd(connection, "free", 100, messages=100)
+    crowd(connection, "free", 100, messages=100, queue="alone")
+
+    watched = Watched(raw(database_url))
+    for limit in (1, 100):
+        for queue in ("default", "alone"):
+            for _ in range(5):  # The news is taken in.
+                rows_read(watched, limit, queue)
+        assert rows_read(watched, limit, "default") == rows_read(watched, limit, "alone")
+
+
+def crowd(
+    connection: Connection,
+    name: str,
+    channels: int,
+    limit: str = "",
+    *,
+    messages: int = 2,
+    delay: int = 0,
+    queue: str = "default",
+) -> None:
+    if limit:
+        connection.execute(
+            f"SELECT fairqueue.channel_set(%s || g, {limit}) FROM generate_series(1, %s) g".encode(), (name, channels)
+        )
+    connection.execute(
+        "INSERT INTO fairqueue.message (queue, channel, dequeue_at)"
+        " SELECT %s, %s || c, fairqueue.unix_ms(fairqueue.clock()) + %s"
+        " FROM generate_series(1, %s) m, generate_series(1, %s) c",
+        (queue, name, delay, messages, channels),
+    )
 
 
 def test_unequal_costs_don_t_make_a_dequeue_read_more(raw: Raw, database_url: str) -> None:

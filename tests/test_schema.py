@@ -78,9 +78,15 @@ class TestRoads:
 
     def test_models_describe_it(self, engine: Engine) -> None:
         """Alembic finds no difference between the database and the models, down to checks and defaults."""
+
+        def ours(name: str | None, kind: str, _: Any) -> bool:
+            # The partitions of history come and go by themselves.
+            partition = kind == "table" and str(name).startswith("history_")
+            return (kind != "schema" or name == "fairqueue") and not partition
+
         options = {
             "include_schemas": True,
-            "include_name": lambda name, type_, _: type_ != "schema" or name == "fairqueue",
+            "include_name": ours,
             "compare_server_default": True,
             "autogenerate_plugins": ["alembic.autogenerate.*", "alembic.ext.checkconstraint_byname"],
         }
@@ -325,7 +331,7 @@ class TestFiles:
 
     def test_functions_say_who_calls_them_and_what_they_lock(self) -> None:
         for file in sql_files("head/2_functions"):
-            comment = file.read_text().partition("CREATE")[0]
+            comment = file.read_text().partition("\nCREATE")[0]
             assert re.search(r"\bCalled by\b|Trigger function of", comment), file
             assert re.search(r"Locks: |takes no lock", comment), file
 

@@ -68,14 +68,25 @@ class TestMessageCreate:
         )
         signatures = {row["proname"]: row["arguments"] for row in every(sql, query)}
         for name, leading in {
-            "message_create": "channel text, payload jsonb",
+            "message_create": "channel text, payload jsonb DEFAULT NULL::jsonb, queue text DEFAULT 'default'::text,"
+            " delay_seconds double precision DEFAULT NULL::double precision, dequeue_at bigint DEFAULT NULL::bigint,"
+            " priority bigint DEFAULT NULL::bigint, cost double precision DEFAULT 1, body bytea DEFAULT NULL::bytea,"
+            " key text DEFAULT NULL::text, on_conflict text DEFAULT 'raise'::text, max_attempts integer",
             "message_dequeue": "queue text DEFAULT 'default'::text, max_messages integer DEFAULT 1, lease_seconds",
             "message_complete": "ids bigint[], attempts integer[]",
-            "message_fail": "ids bigint[], attempts integer[], error text DEFAULT NULL::text, delay_seconds double",
+            "message_fail": "ids bigint[], attempts integer[], error text DEFAULT NULL::text, delay_seconds double"
+            " precision DEFAULT NULL::double precision, retry boolean DEFAULT true",
             "message_defer": "ids bigint[], attempts integer[], delay_seconds double precision DEFAULT 0, states",
             "message_heartbeat": "ids bigint[], attempts integer[], lease_seconds double precision DEFAULT 30",
             "message_cancel": "ids bigint[]",
-            "channel_set": "name text, queue text DEFAULT 'default'::text, weight double precision",
+            "message_redrive": "ids bigint[] DEFAULT NULL::bigint[], queue text DEFAULT NULL::text, channel text",
+            "message_ending": "ids bigint[]",
+            "history_maintain": "",
+            "message_create_many": "queues text[], channels text[], keys text[], payloads jsonb[], bodies bytea[],"
+            " dequeue_ats bigint[], delays double precision[], costs double precision[], max_attempts integer[],"
+            " backoffs double precision[], on_conflict text DEFAULT 'raise'::text",
+            "channel_set": "name text, queue text DEFAULT 'default'::text, weight double precision DEFAULT NULL",
+            "queue_set": "name text, max_concurrency integer DEFAULT NULL::integer, paused boolean",
             "schema_version": "",
         }.items():
             assert signatures[name].startswith(leading), name
@@ -107,15 +118,16 @@ class TestMessageCreate:
 
 class TestMessageDequeue:
     def test_columns(self, sql: Query) -> None:
-        sql.execute("SELECT message_create('acme', '{\"doc\": 1}', cost => 2, body => 'x', dequeue_at => 5)")
+        sql.execute("INSERT INTO message (channel, payload, body, dequeue_at, cost, key)"
+                    " VALUES ('acme', '{\"doc\": 1}', 'x', 5, 2, 'k')")  # fmt: skip
         message = one(sql, "SELECT *, leased_until - clock_timestamp() AS leased_for FROM message_dequeue()")
-        assert list(message)[:11] == [
-            *("id", "channel", "attempt", "payload", "body", "state", "error"),
-            *("dequeue_at", "cost", "created_at", "leased_until"),
+        assert list(message)[:14] == [
+            *("id", "channel", "attempt", "payload", "body", "state", "error", "dequeue_at", "cost"),
+            *("created_at", "leased_until", "key", "forgiven", "first_leased_at"),
         ]
-        del message["created_at"], message["leased_until"]
+        assert message.pop("created_at") <= message.pop("first_leased_at") < message.pop("leased_until")
         assert 29 < message.pop("leased_for").total_seconds() <= 30
-        assert list(message.values()) == [1, "acme", 1, {"doc": 1}, b"x", None, None, 5, 2.0]
+        assert list(message.values()) == [1, "acme", 1, {"doc": 1}, b"x", None, None, 5, 2.0, "k", 0]
 
     def test_defaults_and_names(self, sql: Query) -> None:
         sql.execute("INSERT INTO message (queue, channel) SELECT 'q', 'acme' FROM generate_series(1, 9)")
@@ -154,6 +166,8 @@ class TestLeases:
             ("message_fail({})", "failed"),
             ("message_fail({}, 'broken')", "failed"),
             ("message_fail({}, error => 'broken', delay_seconds => 60)", "failed"),
+            ("message_fail({}, delay_seconds => NULL, retry => true)", "failed"),
+            ("message_fail({}, 'broken', retry => false)", "dead"),
             ("message_defer({})", "deferred"),
             ("message_defer({}, 60)", "deferred"),
             ("message_defer({}, states => ARRAY['1', '2', '3', '4']::jsonb[])", "deferred"),
@@ -177,10 +191,10 @@ class TestLeases:
         assert results(leased, "message_cancel('{}')") == []
 
     def test_fail(self, leased: Query) -> None:
-        """The error is kept, the place too; a delay moves it."""
+        """The error is kept; without a delay the place too, else it moves it."""
         query = "SELECT error, attempt, leased_until, dequeue_at FROM message WHERE id = 1"
         before = one(leased, query)
-        leased.execute("SELECT message_fail('{1}', '{1}', 'broken')")
+        leased.execute("SELECT message_fail('{1}', '{1}', 'broken', 0)")
         assert one(leased, query) == {**before, "error": "broken", "leased_until": None}
         assert one(leased, "SELECT id, attempt, error FROM message_dequeue()") == {
             "id": 1,
@@ -191,6 +205,25 @@ class TestLeases:
         after = one(leased, query)
         assert after["dequeue_at"] > before["dequeue_at"] + 3_500_000
         assert after["error"] is None
+
+    def test_redrive(self, leased: Query) -> None:
+        leased.execute("SELECT message_fail('{1, 2, 3}', '{1, 1, 1}', 'broken', retry => false)")
+        assert results(leased, "message_redrive(ARRAY[5, 3])") == [(5, "not_found"), (3, "redriven")]
+        assert results(leased, "message_redrive(queue => 'default', channel => 'none')") == []
+        assert results(leased, "message_redrive(queue => 'default')") == [(1, "redriven"), (2, "redriven")]
+        assert [row["id"] for row in every(leased, "SELECT id FROM message_dequeue('default', 9)")] == [4, 3, 1, 2]
+
+    def test_ending(self, leased: Query) -> None:
+        """A row for each that is neither ready nor leased."""
+        leased.execute("SELECT message_complete('{1}', '{1}')")
+        leased.execute("SELECT message_fail('{2}', '{1}', 'broken', retry => false)")
+        told = every(leased, "SELECT * FROM message_ending('{5, 4, 3, 2, 1}')")
+        assert [list(row)[:5] for row in told] == [["id", "outcome", "attempt", "error", "finished_at"]] * 3
+        assert [tuple(row.values())[:4] for row in told] == [
+            (5, None, None, None),
+            (2, "dead", 1, "broken"),
+            (1, "completed", 1, None),
+        ]
 
     def test_defer(self, leased: Query) -> None:
         """Each message its own state, which stays until another is given."""
@@ -209,12 +242,53 @@ class TestLeases:
         assert value(leased, query) is True
 
 
+class TestKeys:
+    """What each way does is in test_keys.py."""
+
+    def test_create(self, sql: Query) -> None:
+        first = value(sql, "SELECT message_create('acme', '1', key => 'k', max_attempts => 3, backoff => 1.5)")
+        assert value(sql, "SELECT message_create('acme', '2', key => 'k', on_conflict => 'ignore')") == first
+        assert value(sql, "SELECT message_create('acme', '3', key => 'k', on_conflict => 'replace')") == first
+        with pytest.raises(psycopg.errors.UniqueViolation) as error:
+            sql.execute("SELECT message_create('acme', '4', key => 'k')")
+        assert error.value.diag.constraint_name == "message_key"
+        assert one(sql, "SELECT payload, key, max_attempts, backoff FROM message") == {
+            "payload": 3,
+            "key": "k",
+            "max_attempts": None,
+            "backoff": None,
+        }
+
+    def test_create_many(self, sql: Query) -> None:
+        """A list for each column, null where none has it; the place in the lists and the id of each."""
+        call = (
+            "SELECT * FROM message_create_many('{default,default}', '{acme,globex}', '{k,NULL}',"
+            " ARRAY['1', NULL]::jsonb[], NULL, '{NULL,5}', '{60,NULL}', '{1,2.5}', NULL, NULL)"
+        )
+        assert every(sql, call) == [{"place": 1, "id": 1}, {"place": 2, "id": 2}]
+        stored = every(sql, "SELECT channel, key, payload, cost FROM message ORDER BY id")
+        assert [tuple(row.values()) for row in stored] == [("acme", "k", 1, 1), ("globex", None, None, 2.5)]
+        assert value(sql, "SELECT dequeue_at FROM message WHERE id = 2") == 5
+        assert value(sql, "SELECT dequeue_at > unix_ms(clock()) + 50000 FROM message WHERE id = 1") is True
+        with pytest.raises(psycopg.errors.UniqueViolation) as error:
+            sql.execute(call.encode())
+        assert error.value.diag.message_primary == "channel 'acme' of queue 'default' has a live message with key 'k'"
+        assert (error.value.diag.table_name, error.value.diag.constraint_name) == ("message", "message_key")
+        assert (
+            every(sql, "SELECT * FROM message_create_many('{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}')")
+            == []
+        )
+
+
 class TestChannelSet:
+    """All that can be set, by channel_set and queue_set, is in test_policies.py."""
+
     def test_creates_and_changes(self, sql: Query) -> None:
         query = "SELECT queue, name, weight FROM channel"
         sql.execute("SELECT channel_set('acme')")
-        assert one(sql, query) == {"queue": "default", "name": "acme", "weight": 1}
+        assert one(sql, query) == {"queue": "default", "name": "acme", "weight": None}
         sql.execute("SELECT channel_set('acme', weight => 3)")
+        sql.execute("SELECT channel_set('acme')")
         assert one(sql, query) == {"queue": "default", "name": "acme", "weight": 3}
         sql.execute("SELECT channel_set('acme', 'q', 2)")
         assert len(every(sql, query)) == 2

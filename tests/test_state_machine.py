@@ -1,59 +1,45 @@
-"""Whatever users and workers do, in whatever order: the queue serves exactly what the reference would.
+"""Whatever users, workers, operators and the clock do, in whatever order: the queue serves what the reference would.
 
+The clock stands still between its own moves, so that what is due, what has run out and what a rate allows is exact.
 FAIRQUEUE_TEST_EXAMPLES=2000 makes the machine run for long.
 """
 
-import functools
 import os
-from collections.abc import Callable
-from datetime import timedelta
-from typing import Any, ClassVar, TypeVar, cast
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
-from tests.acts import clock, expire, lease_of, truncate, wait_until
+from tests.acts import lease_of, move_clock, stop_clock, truncate
+from tests.drawing import (
+    DAY,
+    HOUR,
+    LEASE,
+    NAMES,
+    START,
+    Known,
+    costs,
+    delays,
+    leased,
+    limits,
+    names,
+    pauses,
+    policies,
+    room,
+    some,
+    weights,
+)
 from tests.invariants import check_invariants
-from tests.reference import Entry, Reference
+from tests.reference import BLOCKED, Entry, Policy, Reference
 
 EXAMPLES = int(os.environ.get("FAIRQUEUE_TEST_EXAMPLES", "60"))
-LEASE = 3600
-DAY = 86_400_000
-
-NAMES = ["acme", "globex", "initech", "umbrella", "wayne"]
-names = st.sampled_from(NAMES)
-costs = st.sampled_from([1, 1, 1, 0.1, 2, 7])
-weights = st.sampled_from([1, 2, 3, 0.5, 10])
-#: When a message may be served, in milliseconds from now.
-delays = st.sampled_from([0, 0, -1, -5000, DAY, 40])
-some = st.integers(0, 1_000_000)
-
-Act = TypeVar("Act", bound=Callable[..., None])
-
-
-def room(act: Act) -> Act:
-    """What one call takes in before it serves is bounded, by 68 for a single message: leave out what is beyond."""
-    return only_if(lambda machine: len(machine.reference.news) < 50, act)
-
-
-def leased(act: Act) -> Act:
-    return only_if(lambda machine: bool(machine.leases), act)
-
-
-def only_if(condition: "Callable[[QueueMachine], bool]", act: Act) -> Act:
-    """Not a Hypothesis precondition: what is leased depends on the clock, and what is drawn may not."""
-
-    @functools.wraps(act)
-    def wrapped(machine: "QueueMachine", **arguments: Any) -> None:
-        if condition(machine):
-            act(machine, **arguments)
-
-    return cast("Act", wrapped)
 
 
 class QueueMachine(RuleBasedStateMachine):
@@ -62,12 +48,19 @@ class QueueMachine(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         truncate(self.engine)
+        stop_clock(self.engine, START)
+        self.now = START
         self.session = Session(self.engine, expire_on_commit=False)
         self.reference = Reference()
         self.leases: dict[int, fq.LeasedMessage[Any]] = {}
-        self.where: dict[int, tuple[str, Entry]] = {}
+        self.known: dict[int, Known] = {}
+        self.dead: set[int] = set()
+        self.outcomes: list[tuple[int, str]] = []
+        self.max_attempts = 20
+        self.defaults = Policy()
+        self.overrides: dict[str, dict[str, Any]] = {}
         self.times: set[int] = set()
-        self.add_many(rows=[(name, 1, 0) for name in NAMES for _ in range(3)])
+        self.add_many(rows=[(name, 1, 0) for name in NAMES for _ in range(3)], max_attempts=None)
 
     def teardown(self) -> None:
         if hasattr(self, "session"):
@@ -77,29 +70,35 @@ class QueueMachine(RuleBasedStateMachine):
                 self.session.close()
 
     def everything_is_served(self) -> None:
-        """The invariants hold, and draining leaves nothing that is due."""
+        """The invariants hold, and without limits draining leaves nothing that is due; every end is in the history."""
         self.session.rollback()
-        check_invariants(self.session.connection())
+        check_invariants(self.session.connection(), caps=False)
         self.session.commit()
-        self.dequeue(1000)
-        now = clock(self.session)
-        self.dequeue(1000)
-        assert not [e for c in self.reference.channels.values() for e in c.entries if e.at < now]
-        check_invariants(self.session.connection())
+        self.lease(1000)
+        for name in NAMES:
+            self.delete_channel_row(name)
+        self.delete_queue_row()
+        self.move_to(self.now + 3 * HOUR)
+        while self.lease(1000):
+            pass
+        assert not [e for c in self.reference.channels.values() for e in c.entries if e.at <= self.now]
+        check_invariants(self.session.connection(), caps=False)
+        told = self.session.execute(text("SELECT message_id, outcome FROM fairqueue.history")).all()
+        assert sorted((row.message_id, row.outcome) for row in told) == sorted(self.outcomes)
 
     # Producers
 
     def at(self, delay: int) -> int:
         """A time that no other message has, if it is to come: of two that come at once, either may be first."""
-        at = clock(self.session) + delay
+        at = self.now + delay
         while delay > 0 and at in self.times:
             at += 1
         self.times.add(at)
         return at
 
-    def arrived(self, channel: str, entries: list[Entry]) -> None:
+    def arrived(self, channel: str, entries: list[Entry], max_attempts: int | None = None) -> None:
         self.reference.enqueue(channel, entries)
-        self.where.update((entry.id, (channel, entry)) for entry in entries)
+        self.known.update((entry.id, Known(channel, entry, max_attempts)) for entry in entries)
 
     @rule(channel=names, cost=costs, delay=delays)
     @room
@@ -110,19 +109,23 @@ class QueueMachine(RuleBasedStateMachine):
         self.session.commit()
         self.arrived(channel, [Entry(at, message.id, cost)])
 
-    @rule(rows=st.lists(st.tuples(names, costs, delays), min_size=5, max_size=20))
+    @rule(rows=st.lists(st.tuples(names, costs, delays), min_size=5, max_size=20), max_attempts=limits)
     @room
-    def add_many(self, rows: list[tuple[str, float, int]]) -> None:
+    def add_many(self, rows: list[tuple[str, float, int]], max_attempts: int | None) -> None:
         ats = [self.at(delay) for _, _, delay in rows]
         ids = fq.enqueue_many(
             self.session,
-            [{"channel": c, "cost": cost, "dequeue_at": at} for (c, cost, _), at in zip(rows, ats, strict=True)],
+            [
+                {"channel": c, "cost": cost, "dequeue_at": at, "max_attempts": max_attempts}
+                for (c, cost, _), at in zip(rows, ats, strict=True)
+            ],
         )
         self.session.commit()
         for channel in {row[0] for row in rows}:
             self.arrived(
                 channel,
                 [Entry(at, id_, cost) for at, id_, (c, cost, _) in zip(ats, ids, rows, strict=True) if c == channel],
+                max_attempts,
             )
 
     @rule(channel=names, priority=st.integers(1, 3))
@@ -148,15 +151,29 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(limit=st.sampled_from([1, 1, 2, 2, 3, 3, 4, 10]))
     def dequeue(self, limit: int) -> None:
-        now = clock(self.session)
-        batch = lease_of(self.session, limit, LEASE)
-        if batch:  # What the call took for the time.
-            now = int((batch[0].leased_until - timedelta(seconds=LEASE)).timestamp() * 1000)
+        self.lease(limit)
+
+    def lease(self, limit: int) -> int:
+        self.leases_run_out()
+        batch = lease_of(self.session, limit, LEASE / 1000)
         served = [(message.channel, message.id) for message in batch]
-        assert served == self.reference.dequeue(limit, now, [id_ for _, id_ in served])
+        assert served == self.reference.dequeue(limit, self.now, [id_ for _, id_ in served])
         for message in batch:
-            assert message.dequeue_at <= now
+            known = self.known[message.id]
+            known.attempt += 1
+            known.until = self.now + LEASE
+            assert (message.attempt, message.forgiven) == (known.attempt, known.forgiven)
+            assert message.dequeue_at <= self.now
+            assert message.id not in self.leases
             self.leases[message.id] = message
+        return len(batch)
+
+    def leases_run_out(self) -> None:
+        """What a dequeue does first with leases that ran out, in the order in which they did."""
+        for id_ in sorted(self.leases, key=lambda id_: (self.known[id_].until, id_)):
+            if (known := self.known[id_]).until <= self.now:
+                del self.leases[id_]
+                self.back(id_, died=known.used_up(self.max_attempts))
 
     def leases_from(self, place: int, count: int) -> list[fq.LeasedMessage[Any]]:
         """Up to `count` leases, which are no longer ours afterwards."""
@@ -164,9 +181,21 @@ class QueueMachine(RuleBasedStateMachine):
         place %= len(ids)
         return [self.leases.pop(id_) for id_ in ids[place : place + count]]
 
-    def back(self, id_: int, at: int | None = None) -> None:
-        channel, entry = self.where[id_]
-        self.arrived(channel, [entry if at is None else entry._replace(at=at)])
+    def back(self, id_: int, at: int | None = None, died: bool = False) -> None:
+        """A lease ended, and the message is ready again, or dead."""
+        known = self.known[id_]
+        counted = self.reference.end(known.channel, id_)
+        if died:
+            self.dead.add(id_)
+            self.outcomes.append((id_, "dead"))
+        else:
+            known.entry = known.entry._replace(at=known.entry.at if at is None else at)
+            self.reference.enqueue(known.channel, [known.entry], urgent=counted)
+
+    def left(self, leases: Iterable[fq.LeasedMessage[Any]], outcome: str) -> None:
+        for lease in leases:
+            self.reference.end(lease.channel, lease.id)
+            self.outcomes.append((lease.id, outcome))
 
     @rule(place=some, count=st.integers(1, 10))
     @leased
@@ -175,17 +204,21 @@ class QueueMachine(RuleBasedStateMachine):
         results = [row.result for row in self.session.execute(fq.complete(leases))]
         self.session.commit()
         assert results == ["completed"] * len(leases)
+        self.left(leases, "completed")
 
-    @rule(place=some, count=st.integers(1, 3))
+    @rule(place=some, count=st.integers(1, 3), delay=st.sampled_from([0, None, 5]))
     @room
     @leased
-    def fail(self, place: int, count: int) -> None:
+    def fail(self, place: int, count: int, delay: float | None) -> None:
         leases = self.leases_from(place, count)
-        results = [row.result for row in self.session.execute(fq.fail(leases, "no"))]
+        results = [row.result for row in self.session.execute(fq.fail(leases, "no", delay=delay))]
+        died = [self.known[lease.id].used_up(self.max_attempts) for lease in leases]
+        assert results == ["dead" if dead else "failed" for dead in died]
         self.session.commit()
-        assert results == ["failed"] * len(leases)
-        for lease in leases:
-            self.back(lease.id)
+        for lease, dead in zip(leases, died, strict=True):
+            stored = None if dead else self.session.get_one(fq.Message, lease.id, populate_existing=True).dequeue_at
+            self.back(lease.id, stored, dead)
+        self.session.commit()
 
     @rule(place=some, delay=st.sampled_from([0, 0.03, 86_400]))
     @room
@@ -194,42 +227,128 @@ class QueueMachine(RuleBasedStateMachine):
         (lease,) = self.leases_from(place, 1)
         assert self.session.execute(fq.defer(lease, delay=delay)).one().result == "deferred"
         self.session.commit()
-        stored = self.session.get_one(fq.Message, lease.id, populate_existing=True)
-        self.session.commit()
-        self.back(lease.id, stored.dequeue_at)
+        self.known[lease.id].forgiven += 1
+        self.back(lease.id, self.now + round(delay * 1000))
 
-    @rule(place=some, count=st.integers(1, 3))
-    @room
+    @rule(place=some, lease=st.sampled_from([1, 7200]))
     @leased
-    def leases_run_out(self, place: int, count: int) -> None:
-        leases = self.leases_from(place, count)
-        expire(self.session, [lease.id for lease in leases])
-        for lease in leases:
-            self.back(lease.id)
+    def heartbeat(self, place: int, lease: float) -> None:
+        id_ = sorted(self.leases)[place % len(self.leases)]
+        assert self.session.execute(fq.heartbeat(self.leases[id_], lease=lease)).one().result == "extended"
+        self.session.commit()
+        self.known[id_].until = max(self.known[id_].until, self.now + round(lease * 1000))
+
+    @rule(channel=st.sampled_from([None, *NAMES]))
+    @room
+    def redrive(self, channel: str | None) -> None:
+        self.move_to(self.now + 1)  # Two outcomes of a message have two times.
+        rows = self.session.execute(fq.redrive(queue="default", channel=channel)).all()
+        self.session.commit()
+        expected = {id_ for id_ in self.dead if channel in (None, self.known[id_].channel)}
+        assert {(row.id, row.result) for row in rows} == {(id_, "redriven") for id_ in expected}
+        self.dead -= expected
+        for name in NAMES:
+            entries = [self.known[id_].entry for id_ in expected if self.known[id_].channel == name]
+            entries = [entry._replace(at=self.now) for entry in entries]
+            for entry in entries:
+                self.known[entry.id].entry = entry
+                self.known[entry.id].forgiven = self.known[entry.id].attempt
+            self.reference.enqueue(name, entries)
+
+    # The clock
+
+    def move_to(self, now: int) -> None:
+        self.now = now
+        move_clock(self.session, now)
+
+    @rule(by=st.sampled_from([1, 40, 999, 1000, 61_000, HOUR, 3 * HOUR, DAY, -500, -5000, -2 * HOUR]))
+    def time_passes(self, by: int) -> None:
+        """Or goes back."""
+        self.move_to(self.now + by)
 
     # Operators and users
 
-    @rule()
-    def time_passes(self) -> None:
-        """Until nothing is about to become due."""
-        start = clock(self.session)
-        near = [e.at for c in self.reference.channels.values() for e in c.entries if e.at < start + DAY // 2]
-        wait_until(lambda: clock(self.session) > max(near, default=0))
+    def until(self, pause: int | None) -> tuple[bool, datetime | None, int | None]:
+        """A pause as policies have it, and as the reference does."""
+        if pause is None or pause == BLOCKED:
+            return pause is not None, None, pause
+        at = self.now + pause
+        return True, datetime.fromtimestamp(at // 1000, UTC).replace(microsecond=at % 1000 * 1000), at
 
-    @rule(channel=names, weight=weights)
-    @room
-    def set_weight(self, channel: str, weight: float) -> None:
-        self.session.merge(fq.Channel(name=channel, weight=weight))
+    def policy(self, channel: str) -> Policy:
+        return self.defaults._replace(**self.overrides.get(channel, {}))
+
+    @rule(channel=names, policy=policies)
+    def set_policy(self, channel: str, policy: Policy) -> None:
+        paused, resume_at, until = self.until(policy.paused_until)
+        self.session.merge(
+            fq.Channel(
+                name=channel,
+                weight=policy.weight,
+                max_concurrency=policy.max_concurrency,
+                release_interval_ms=policy.interval,
+                burst=policy.burst,
+                paused=paused,
+                resume_at=resume_at,
+            )
+        )
         self.session.commit()
-        self.reference.channels[channel].weight = weight
+        self.overrides[channel] = policy._replace(paused_until=until)._asdict()
+        if policy.max_concurrency is None:
+            del self.overrides[channel]["max_concurrency"]
+        self.reference.set_policy(channel, self.policy(channel))
 
     @rule(channel=names)
-    @room
     def delete_channel_row(self, channel: str) -> None:
         if row := self.session.get(fq.Channel, ("default", channel)):
             self.session.delete(row)
+            self.overrides.pop(channel, None)
+            self.reference.set_policy(channel, self.policy(channel))
         self.session.commit()
-        self.reference.channels[channel].weight = 1
+
+    @rule(limit=limits, attempts=st.sampled_from([1, 2, 20]), pause=pauses, weight=weights, channel_limit=limits)
+    def set_queue(
+        self, limit: int | None, attempts: int, pause: int | None, weight: float, channel_limit: int | None
+    ) -> None:
+        paused, resume_at, until = self.until(pause)
+        self.session.merge(
+            fq.Queue(
+                name="default",
+                max_concurrency=limit,
+                max_attempts=attempts,
+                paused=paused,
+                resume_at=resume_at,
+                channel_weight=weight,
+                channel_max_concurrency=channel_limit,
+            )
+        )
+        self.session.commit()
+        self.queue_is(limit, attempts, until, Policy(weight=weight, max_concurrency=channel_limit))
+
+    @rule()
+    def delete_queue_row(self) -> None:
+        if row := self.session.get(fq.Queue, "default"):
+            self.session.delete(row)
+            self.queue_is(None, 20, None, Policy())
+        self.session.commit()
+
+    def queue_is(self, limit: int | None, attempts: int, until: int | None, defaults: Policy) -> None:
+        self.defaults, self.max_attempts = defaults, attempts
+        self.reference.max_concurrency, self.reference.paused_until = limit, until
+        self.reference.changed = True
+        for name, channel in self.reference.channels.items():
+            channel.policy = self.policy(name)
+
+    @rule()
+    def repair(self) -> None:
+        """Deriving everything anew changes nothing."""
+        check_invariants(self.session.connection(), caps=False)
+        self.session.commit()
+        self.session.execute(text("SELECT fairqueue.queue_repair()"))
+        self.session.commit()
+        check_invariants(self.session.connection(), caps=False)
+        self.session.commit()
+        self.reference.rebuild(self.now)
 
     def ready(self, place: int) -> tuple[str, Entry] | None:
         ready = [(name, entry) for name, c in sorted(self.reference.channels.items()) for entry in c.entries]
@@ -244,15 +363,9 @@ class QueueMachine(RuleBasedStateMachine):
             self.session.delete(self.session.get_one(fq.Message, entry.id))
         else:
             assert self.session.execute(fq.cancel(entry.id)).one().result == "cancelled"
+            self.outcomes.append((entry.id, "cancelled"))
         self.session.commit()
         self.reference.remove(name, [entry.id])
-
-    @rule(channel=names)
-    def cancel_channel(self, channel: str) -> None:
-        ids = [entry.id for entry in self.reference.channels[channel].entries]
-        self.session.execute(fq.cancel(ids))
-        self.session.commit()
-        self.reference.remove(channel, ids)
 
     @rule(place=some)
     @leased
@@ -261,6 +374,7 @@ class QueueMachine(RuleBasedStateMachine):
         assert self.session.execute(fq.cancel(lease)).one().result == "cancelled"
         assert self.session.execute(fq.complete(lease)).one().result == "not_found"
         self.session.commit()
+        self.left([lease], "cancelled")
 
     @rule(place=some, delay=delays)
     @room
@@ -274,8 +388,8 @@ class QueueMachine(RuleBasedStateMachine):
         self.session.commit()
         if at != entry.at:
             self.reference.remove(name, [entry.id])
-            self.where[entry.id] = (name, entry)
-            self.back(entry.id, at)
+            self.known[entry.id].entry = entry._replace(at=at)
+            self.reference.enqueue(name, [self.known[entry.id].entry])
 
 
 @pytest.fixture

@@ -3,7 +3,8 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any, assert_type
 
-from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
+from sqlalchemy import Engine
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session, scoped_session
 
 import fairqueue as fq
@@ -12,6 +13,7 @@ ROWS: list[fq.MessageRow] = [
     {"channel": "acme"},
     {"channel": "acme", "payload": {"doc": 1}, "delay": timedelta(minutes=1)},
     {"channel": "acme", "at": datetime.now(UTC), "queue": "q", "cost": 2.5, "body": b"x"},
+    {"channel": "acme", "key": "k", "max_attempts": 3, "backoff": timedelta(seconds=5)},
 ]
 
 
@@ -21,6 +23,11 @@ def sync(session: Session, scoped: scoped_session[Session]) -> None:
     assert_type(fq.enqueue_many(session, ROWS), list[int])
     assert_type(fq.enqueue_many(scoped, [{"channel": "acme"}]), list[int])
     assert_type(fq.enqueue_copy(session, ({"channel": "acme", "payload": n} for n in range(9))), int)
+    assert_type(fq.enqueue(session, "acme", key="k", max_attempts=3, backoff=1.5), fq.Message)
+    assert_type(fq.enqueue_unique(session, "acme", {"doc": 1}, key="k"), int)
+    assert_type(fq.enqueue_unique(scoped, "acme", key="k", on_conflict="replace", delay=5), int)
+    assert_type(fq.enqueue_many(session, ROWS, on_conflict="replace"), list[int])
+    assert_type(fq.enqueue_many(session, ROWS, on_conflict="ignore"), list[int | None])
 
 
 async def asynchronous(session: AsyncSession, scoped: async_scoped_session[AsyncSession]) -> None:
@@ -28,6 +35,22 @@ async def asynchronous(session: AsyncSession, scoped: async_scoped_session[Async
     assert_type(await fq.enqueue_many(session, ROWS), list[int])
     assert_type(await fq.enqueue_many(scoped, [{"channel": "acme"}]), list[int])
     assert_type(await fq.enqueue_copy(session, ROWS), int)
+    assert_type(await fq.enqueue_unique(session, "acme", key="k", on_conflict="raise"), int)
+    assert_type(await fq.enqueue_unique(scoped, "acme", key="k"), int)
+    assert_type(await fq.enqueue_many(session, ROWS, on_conflict="ignore"), list[int | None])
+    await session.execute(fq.pause(channel="acme", until=datetime.now(UTC)))
+
+
+def policies(session: Session, engine: Engine, async_engine: AsyncEngine) -> None:
+    session.execute(fq.pause())
+    session.execute(fq.resume(queue="q", channel="acme"))
+    session.merge(fq.Channel("acme", "q", 2, max_concurrency=5, release_interval_ms=None, overflow="drop", paused=True))
+    session.merge(fq.Queue("q", max_concurrency=None, max_attempts=3, backoff=0.5, channel_max_size=7))
+    assert_type(fq.Channel("acme").max_size, int | None)
+    assert_type(fq.Queue("q").max_attempts, int)
+    assert_type(fq.Queue("q").resume_at, datetime | None)
+    fq.translate_errors(engine)
+    fq.translate_errors(async_engine)
 
 
 def models() -> None:
@@ -35,10 +58,18 @@ def models() -> None:
     assert_type(message.id, int)
     assert_type(message.payload, Any)
     assert_type(message.body, bytes | None)
-    assert_type(fq.Channel("acme").weight, float)
+    assert_type(message.key, str | None)
+    assert_type(message.backoff, float | None)
+    assert_type(fq.Channel("acme").weight, float | None)
 
 
 def mistakes(session: Session) -> None:
     fq.enqueue_many(session, [{"payload": 1}])  # type: ignore[typeddict-item]  # pyright: ignore[reportCallIssue,reportArgumentType]
     fq.enqueue_many(session, [{"channel": "acme", "prioritty": 1}])  # type: ignore[typeddict-unknown-key]  # pyright: ignore[reportCallIssue,reportArgumentType]
+    fq.enqueue_unique(session, "acme")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+    fq.enqueue_unique(session, "acme", key="k", on_conflict="update")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue,reportArgumentType]
+    fq.enqueue_many(session, ROWS, on_conflict="update")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue,reportArgumentType]
+    fq.Channel("acme", wieght=2)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    fq.Queue("q", max_attempts=None)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    fq.pause("acme")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     fq.enqueue(session)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]

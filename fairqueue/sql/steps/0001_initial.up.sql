@@ -1,95 +1,203 @@
 -- Step 1: everything. Frozen: a released step is never changed.
 
--- Policy of a channel: what an operator sets for one tenant.
+-- The time by which everything here goes: that of the database server, as it is now, not as a transaction began.
 --
--- Written by users, read by the scheduler. A row is optional: without one the defaults apply, so a channel
--- costs nothing to have. A change is told to the scheduler by the trigger channel_changed.
+-- Called by the functions here, by column defaults, and by statements of the client library; takes no lock. That there
+-- is one function for it lets a test move the time of a queue, by replacing it.
+CREATE FUNCTION clock() RETURNS timestamptz
+LANGUAGE sql VOLATILE PARALLEL SAFE
+RETURN clock_timestamp();
+
+-- A point in time as Unix time in whole milliseconds, rounded down: the unit of message.dequeue_at.
+--
+-- Called by the functions here and by statements of the client library; takes no lock.
+CREATE FUNCTION unix_ms(at timestamptz) RETURNS bigint
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN floor(extract(epoch FROM at) * 1000)::bigint;
+
+-- Policy of a channel: what an operator sets for one tenant. Null: the default of the channel's queue.
+--
+-- Written by users, read by the scheduler and, for max_size, by enqueueing. A row is optional, so a channel costs
+-- nothing to have. A change is told to the scheduler by the trigger channel_changed.
 CREATE TABLE channel (
-    queue       text             NOT NULL DEFAULT 'default',
-    name        text             NOT NULL,
-    weight      double precision NOT NULL DEFAULT 1,
-    created_at  timestamptz      NOT NULL DEFAULT clock_timestamp(),
+    queue                text             NOT NULL DEFAULT 'default',
+    name                 text             NOT NULL,
+    -- Its share against the other channels of the queue.
+    weight               double precision,
+    -- How many of its messages may be leased at a time.
+    max_concurrency      integer,
+    -- Milliseconds between two of its messages being leased; 0: none. A channel that has waited may go on with burst
+    -- messages at once.
+    release_interval_ms  bigint,
+    burst                integer,
+    -- How many messages may stand ready in it, and what happens to more: 'reject' or 'drop'.
+    max_size             integer,
+    overflow             text,
+    -- Nothing is served while paused, until resume_at if that is given.
+    paused               boolean          NOT NULL DEFAULT false,
+    resume_at            timestamptz,
+    created_at           timestamptz      NOT NULL DEFAULT clock(),
     CONSTRAINT channel_pkey PRIMARY KEY (queue, name),
     CONSTRAINT channel_queue_length CHECK (char_length(queue) BETWEEN 1 AND 255),
     CONSTRAINT channel_name_length CHECK (char_length(name) BETWEEN 1 AND 255),
     -- NaN sorts above every number, so the upper bound refuses it too.
-    CONSTRAINT channel_weight_range CHECK (weight >= 0.01 AND weight <= 1000)
+    CONSTRAINT channel_weight_range CHECK (weight >= 0.01 AND weight <= 1000),
+    CONSTRAINT channel_max_concurrency_range CHECK (max_concurrency >= 1),
+    CONSTRAINT channel_release_interval_ms_range CHECK (release_interval_ms BETWEEN 0 AND 31557600000),
+    CONSTRAINT channel_burst_range CHECK (burst BETWEEN 1 AND 1000000),
+    CONSTRAINT channel_max_size_range CHECK (max_size >= 1),
+    CONSTRAINT channel_overflow_known CHECK (overflow IN ('reject', 'drop')),
+    CONSTRAINT channel_resume_at_finite CHECK (isfinite(resume_at))
 );
 
--- One row a finished message, append-only: the source for reports and pipelines.
+-- Only what is bounded: looked up by every enqueue, and so by no index that holds the policies of others.
+CREATE UNIQUE INDEX channel_bounded ON channel ((ARRAY[queue, name])) WHERE max_size IS NOT NULL;
+
+-- Dead letters: messages that used up their attempts, with all that is needed to look into them and to put them back.
+--
+-- Written by message_fail and by dequeues that find a lease run out; message_redrive puts messages back. Users may
+-- delete rows.
+CREATE TABLE dead_message (
+    id               bigint           NOT NULL,
+    queue            text             NOT NULL,
+    channel          text             NOT NULL,
+    key              text,
+    payload          jsonb,
+    body             bytea,
+    cost             double precision NOT NULL,
+    max_attempts     integer,
+    backoff          double precision,
+    attempt          integer          NOT NULL,
+    worker           text,
+    state            jsonb,
+    -- What the last failure said.
+    error            text,
+    created_at       timestamptz      NOT NULL,
+    first_leased_at  timestamptz,
+    died_at          timestamptz      NOT NULL DEFAULT clock(),
+    CONSTRAINT dead_message_pkey PRIMARY KEY (id)
+);
+
+CREATE INDEX dead_message_channel ON dead_message (queue, channel, id);
+
+-- One row an outcome, append-only: the source for reports and pipelines.
+--
+-- Written by message_complete and message_finish, unless the queue's history_days is 0. Partitions are days in UTC,
+-- made and dropped by history_maintain; history_default takes what no other has room for, so that a completion never
+-- fails for want of a partition.
 --
 -- The transaction id makes it a change feed: rows become visible in the order of commits, which is not the order of
 -- ids, so a reader resumes from a transaction-id horizon and loses no late commit.
 CREATE TABLE history (
-    message_id   bigint           NOT NULL,
-    queue        text             NOT NULL,
-    channel      text             NOT NULL,
-    outcome      text             NOT NULL,
-    attempt      integer          NOT NULL,
-    cost         double precision NOT NULL,
-    error        text,
-    created_at   timestamptz      NOT NULL,
-    finished_at  timestamptz      NOT NULL DEFAULT clock_timestamp(),
-    xid          xid8             NOT NULL DEFAULT pg_current_xact_id(),
-    CONSTRAINT history_pkey PRIMARY KEY (finished_at, message_id)
+    message_id       bigint           NOT NULL,
+    queue            text             NOT NULL,
+    channel          text             NOT NULL,
+    key              text,
+    -- 'completed', 'dead', 'cancelled', or 'dropped' where the channel was full.
+    outcome          text             NOT NULL,
+    attempt          integer          NOT NULL,
+    cost             double precision NOT NULL,
+    error            text,
+    worker           text,
+    dequeue_at       bigint           NOT NULL,
+    created_at       timestamptz      NOT NULL,
+    first_leased_at  timestamptz,
+    leased_at        timestamptz,
+    finished_at      timestamptz      NOT NULL DEFAULT clock(),
+    xid              xid8             NOT NULL DEFAULT pg_current_xact_id(),
+    CONSTRAINT history_pkey PRIMARY KEY (message_id, finished_at)
 ) PARTITION BY RANGE (finished_at);
 
 CREATE INDEX history_xid ON history (xid);
-CREATE INDEX history_channel ON history (queue, channel, finished_at);
+
+-- The outcomes of days that have no partition of their own, so that a completion never fails for want of one.
+--
+-- Normally empty: history_maintain makes the partitions ahead.
+CREATE TABLE history_default PARTITION OF history DEFAULT;
 
 -- The scheduler's view of a channel: one narrow row for each channel that is, or lately was, active.
 --
 -- Written by dequeues alone, one at a time for each queue (see message_dequeue), so its rows are never contended.
---   ready    has a message that may be served now: competes by (tag, since)
---   waiting  its first message is for later: wakes at due
---   idle     has no message; kept for its tag until the virtual time has passed it, so that a pause gains nothing
+-- Where a lane stands is said by due:
+--   0        ready: has a message that may be served now, and competes by (tag, since)
+--   a time   waiting, in Unix milliseconds: for the hour of its message, its next release, or the end of a pause
+--   2^63-1   blocked: at its max_concurrency, or paused for good; a signal brings it back
+--   null     idle: has no message; kept for its tag until the virtual time has passed it, so that a pause gains
+--            nothing, and for its limits while they still count something
 CREATE TABLE lane (
-    queue    text             NOT NULL,
-    channel  text             NOT NULL,
-    state    text             NOT NULL,
+    queue            text             NOT NULL,
+    channel          text             NOT NULL,
+    due              bigint,
     -- Start tag of the next message in units of virtual time (see lane_step). Only ever grows.
-    tag      bigint           NOT NULL,
+    tag              bigint           NOT NULL,
     -- The number of the activation that made the lane ready: equal tags go in this order. Only ever grows.
-    since    bigint           NOT NULL,
-    weight   double precision NOT NULL,
+    since            bigint           NOT NULL,
     -- No ready message stands before this place: scans start here, beyond the dead index entries of served ones.
-    head_at  bigint           NOT NULL,
-    head_id  bigint           NOT NULL,
-    due      bigint,
+    head_at          bigint           NOT NULL,
+    head_id          bigint           NOT NULL,
+    -- The policy of the channel, as it was when there last was news of it. Unix milliseconds where it is a time.
+    weight           double precision NOT NULL,
+    max_concurrency  integer,
+    release_interval bigint,
+    burst            integer,
+    paused_until     bigint,
+    -- With a max_concurrency: how many of its messages are leased, of those leases that were counted in the turn
+    -- counted_from or later.
+    running          integer          NOT NULL,
+    counted_from     bigint           NOT NULL,
+    -- When its last message was released, in Unix milliseconds; one interval later for each that went ahead of its
+    -- time as part of a burst.
+    released_at      bigint           NOT NULL,
     -- One row a channel. The tag is part of the key because it grows: read backwards, the first entry is the
     -- living one, however many dead versions an old snapshot keeps behind it.
     CONSTRAINT lane_pkey PRIMARY KEY (queue, channel, tag)
 ) WITH (autovacuum_vacuum_scale_factor = 0.05);
 
-CREATE INDEX lane_ready ON lane (queue, tag, since) WHERE state = 'ready';
-CREATE INDEX lane_waiting ON lane (queue, due) WHERE state = 'waiting';
-CREATE INDEX lane_idle ON lane (queue, tag) WHERE state = 'idle';
+CREATE INDEX lane_ready ON lane (queue, tag, since) WHERE due = 0;
+CREATE INDEX lane_waiting ON lane (queue, due) WHERE due > 0;
+CREATE INDEX lane_idle ON lane (queue, tag) WHERE due IS NULL;
 
 -- One row a live message: ready, or leased to a worker. A finished message has no row here.
 --
 -- Users insert, dequeues lease (UPDATE), completions delete. A message is ready when leased_until is null; it is
 -- served in the order (dequeue_at, id) of its channel and never before the database clock reaches dequeue_at.
 CREATE TABLE message (
-    id            bigint           GENERATED ALWAYS AS IDENTITY,
-    queue         text             NOT NULL DEFAULT 'default',
-    channel       text             NOT NULL,
-    payload       jsonb,
-    body          bytea,
+    id               bigint           GENERATED ALWAYS AS IDENTITY,
+    queue            text             NOT NULL DEFAULT 'default',
+    channel          text             NOT NULL,
+    -- No two live messages of a channel have the same.
+    key              text,
+    payload          jsonb,
+    body             bytea,
     -- Unix time in milliseconds. Historic, zero or negative: priority inside the channel.
-    dequeue_at    bigint           NOT NULL DEFAULT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint,
+    dequeue_at       bigint           NOT NULL DEFAULT unix_ms(clock()),
     -- How much of the channel's share this message uses up, in units that the application chooses.
-    cost          double precision NOT NULL DEFAULT 1,
+    cost             double precision NOT NULL DEFAULT 1,
+    -- What differs from the policy of the queue: failed attempts before it is dead, seconds before the second one.
+    max_attempts     integer,
+    backoff          double precision,
     -- How often it has been leased. With the id it is the fence: a lease is (id, attempt).
-    attempt       integer          NOT NULL DEFAULT 0,
-    leased_until  timestamptz,
+    attempt          integer          NOT NULL DEFAULT 0,
+    -- How many of those don't count against max_attempts: deferrals, and attempts before it was put back from the dead.
+    forgiven         integer          NOT NULL DEFAULT 0,
+    leased_until     timestamptz,
+    first_leased_at  timestamptz,
+    leased_at        timestamptz,
+    -- Who leased it last, if that worker has a name.
+    worker           text,
+    -- The turn in which its lease was counted toward a max_concurrency; null: there was none.
+    counted          bigint,
     -- What a deferral saved for the next attempt, and what the last failure said.
-    state         jsonb,
-    error         text,
-    created_at    timestamptz      NOT NULL DEFAULT clock_timestamp(),
+    state            jsonb,
+    error            text,
+    created_at       timestamptz      NOT NULL DEFAULT clock(),
     CONSTRAINT message_pkey PRIMARY KEY (id),
     CONSTRAINT message_queue_length CHECK (char_length(queue) BETWEEN 1 AND 255),
     CONSTRAINT message_channel_length CHECK (char_length(channel) BETWEEN 1 AND 255),
+    CONSTRAINT message_key_length CHECK (char_length(key) BETWEEN 1 AND 255),
     CONSTRAINT message_cost_range CHECK (cost > 0 AND cost <= 1000000),
+    CONSTRAINT message_max_attempts_range CHECK (max_attempts >= 1),
+    CONSTRAINT message_backoff_range CHECK (backoff >= 0 AND backoff <= 31557600),
     CONSTRAINT message_payload_size CHECK (pg_column_size(payload) <= 67108864),
     CONSTRAINT message_body_size CHECK (octet_length(body) <= 67108864)
 );
@@ -100,15 +208,52 @@ CREATE INDEX message_ready ON message (queue, channel, dequeue_at, id) WHERE lea
 -- Leases by their end: what a dequeue looks at to find those that ran out.
 CREATE INDEX message_leased ON message (queue, leased_until) WHERE leased_until IS NOT NULL;
 
--- Policy of a queue: a namespace of channels that workers subscribe to.
+CREATE UNIQUE INDEX message_key ON message (queue, channel, key) WHERE key IS NOT NULL;
+
+-- Policy of a queue, a namespace of channels that workers subscribe to; and the default policy of its channels.
 --
--- Written by users; a row is optional. Nothing on the way of a message reads it yet.
+-- Written by users, read by the scheduler. A row is optional: without one the defaults below apply. A change is told
+-- to the scheduler by the trigger queue_changed.
 CREATE TABLE queue (
-    name        text        NOT NULL,
-    created_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
+    name                         text             NOT NULL,
+    -- How many messages of the queue may be leased at a time; null: any number.
+    max_concurrency              integer,
+    -- Nothing is served while paused, until resume_at if that is given.
+    paused                       boolean          NOT NULL DEFAULT false,
+    resume_at                    timestamptz,
+    -- After how many failed attempts a message becomes a dead letter, unless it says otherwise itself.
+    max_attempts                 integer          NOT NULL DEFAULT 20,
+    -- Seconds before the second attempt; doubled for each further one, up to max_backoff.
+    backoff                      double precision NOT NULL DEFAULT 1,
+    max_backoff                  double precision NOT NULL DEFAULT 3600,
+    -- For how many days the outcomes of the queue's messages are kept at least; 0: they are not written.
+    history_days                 integer          NOT NULL DEFAULT 30,
+    -- What applies to channels whose own row is missing, or has null there.
+    channel_weight               double precision NOT NULL DEFAULT 1,
+    channel_max_concurrency      integer,
+    channel_release_interval_ms  bigint           NOT NULL DEFAULT 0,
+    channel_burst                integer          NOT NULL DEFAULT 1,
+    channel_max_size             integer,
+    channel_overflow             text             NOT NULL DEFAULT 'reject',
+    created_at                   timestamptz      NOT NULL DEFAULT clock(),
     CONSTRAINT queue_pkey PRIMARY KEY (name),
-    CONSTRAINT queue_name_length CHECK (char_length(name) BETWEEN 1 AND 255)
+    CONSTRAINT queue_name_length CHECK (char_length(name) BETWEEN 1 AND 255),
+    CONSTRAINT queue_max_concurrency_range CHECK (max_concurrency >= 1),
+    CONSTRAINT queue_max_attempts_range CHECK (max_attempts >= 1),
+    CONSTRAINT queue_backoff_range CHECK (backoff >= 0 AND backoff <= 31557600),
+    CONSTRAINT queue_max_backoff_range CHECK (max_backoff >= 0 AND max_backoff <= 31557600),
+    CONSTRAINT queue_history_days_range CHECK (history_days BETWEEN 0 AND 36500),
+    CONSTRAINT queue_channel_weight_range CHECK (channel_weight >= 0.01 AND channel_weight <= 1000),
+    CONSTRAINT queue_channel_max_concurrency_range CHECK (channel_max_concurrency >= 1),
+    CONSTRAINT queue_channel_release_interval_ms_range CHECK (channel_release_interval_ms BETWEEN 0 AND 31557600000),
+    CONSTRAINT queue_channel_burst_range CHECK (channel_burst BETWEEN 1 AND 1000000),
+    CONSTRAINT queue_channel_max_size_range CHECK (channel_max_size >= 1),
+    CONSTRAINT queue_channel_overflow_known CHECK (channel_overflow IN ('reject', 'drop')),
+    CONSTRAINT queue_resume_at_finite CHECK (isfinite(resume_at))
 );
+
+-- Only those whose channels are bounded: looked up by every enqueue, and so by no index that holds others.
+CREATE UNIQUE INDEX queue_bounded ON queue ((ARRAY[name])) WHERE channel_max_size IS NOT NULL;
 
 -- Where the rotation of a queue stands: one row a queue, written by dequeues alone.
 --
@@ -117,59 +262,229 @@ CREATE TABLE queue (
 -- every dequeue that does something; being keyed by a number that grows, it is read as the last entry of its index
 -- and costs the same however many dead versions lie before it.
 CREATE TABLE rotation (
-    queue        text        NOT NULL,
-    turn         bigint      NOT NULL,
+    queue            text        NOT NULL,
+    turn             bigint      NOT NULL,
     -- Start tag of the message served last: where a channel that becomes active starts. Only ever grows.
-    vtime        bigint      NOT NULL,
+    vtime            bigint      NOT NULL,
     -- The lane of that message: every ready lane comes after (vtime, vsince).
-    vsince       bigint      NOT NULL,
+    vsince           bigint      NOT NULL,
     -- How many lanes have become ready so far: the number that the next one gets, less 1.
-    activations  bigint      NOT NULL,
-    -- Signals of transactions from news_from on, and of those in news_open, have not been folded yet.
-    news_from    xid8        NOT NULL,
-    news_open    xid8[]      NOT NULL,
+    activations      bigint      NOT NULL,
+    -- Signals of transactions from news_from on, and of those in news_open, have not been folded yet; likewise the
+    -- urgent ones.
+    news_from        xid8        NOT NULL,
+    news_open        xid8[]      NOT NULL,
+    urgent_from      xid8        NOT NULL,
+    urgent_open      xid8[]      NOT NULL,
     -- No lease ends, and no waiting lane is due, before these.
-    lease_floor  timestamptz NOT NULL,
-    due_floor    bigint      NOT NULL,
+    lease_floor      timestamptz NOT NULL,
+    due_floor        bigint      NOT NULL,
     -- Idle lanes below this tag have been removed.
-    idle_floor   bigint      NOT NULL,
+    idle_floor       bigint      NOT NULL,
     -- The last channel that scheduler_sweep looked at ('' at the start of a round).
-    swept        text        NOT NULL,
+    swept            text        NOT NULL,
+    -- The policy of the queue and what it counts, as in lane.
+    max_concurrency  integer,
+    paused_until     bigint,
+    running          integer     NOT NULL,
+    counted_from     bigint      NOT NULL,
+    -- The time of this turn, in Unix milliseconds, to notice a clock that was set back.
+    clock            bigint      NOT NULL,
+    -- When history_maintain is to be called next, in Unix milliseconds.
+    maintain_at      bigint      NOT NULL,
     CONSTRAINT rotation_pkey PRIMARY KEY (queue, turn)
 ) WITH (autovacuum_vacuum_scale_factor = 0.05);
 
--- News for the scheduler: "channel c may have something ready from (dequeue_at, message_id) on", or, with both null,
--- "the policy of channel c changed".
+-- News for the scheduler. What a row says depends on what it has:
+--   dequeue_at and message_id   the channel may have something ready from that place on
+--   counted                     a lease of the channel that was counted in that turn has ended
+--   message_id and counted      ended, or will: message_id was held by somebody else when leases were counted
+--   none of these               the policy of the channel changed; without a channel, that of the queue
 --
 -- Written by the triggers, append-only, in the writer's own transaction, so that enqueueing waits for nobody.
 -- Dequeues fold signals into lanes and delete them (scheduler_fold). The transaction id, not the order of arrival,
 -- is what a fold resumes from: ids are given at insert but rows are seen at commit.
 CREATE TABLE signal (
-    queue       text   NOT NULL,
-    channel     text   NOT NULL,
+    queue       text    NOT NULL,
+    channel     text,
     dequeue_at  bigint,
     message_id  bigint,
-    xid         xid8   NOT NULL DEFAULT pg_current_xact_id()
+    counted     bigint,
+    -- All but mere arrivals: a flood of those must hide neither a new limit nor the end of a lease.
+    urgent      boolean NOT NULL,
+    xid         xid8    NOT NULL DEFAULT pg_current_xact_id()
 ) WITH (autovacuum_vacuum_scale_factor = 0.05);
 
-CREATE INDEX signal_news ON signal (queue, xid);
+CREATE INDEX signal_news ON signal (queue, urgent, xid);
 
--- Sets the policy of a channel, creating its row where there is none.
+-- Trigger function of message_bounded: keeps channels with a max_size from taking in more, once a statement.
 --
--- Called by operators. Takes effect at the next dequeue (trigger channel_changed).
+-- With overflow 'reject' the statement fails (see channel_surplus). With 'drop' those of its messages that come last are
+-- taken out again, which their history says. A message that has been leased before is one put back from the dead: it is
+-- never refused, as those that fail or are deferred aren't.
+-- Locks: none. Whether a channel is bounded is looked up in two indexes that hold only what is, so that enqueueing
+-- elsewhere reads nothing that others write, and adds no dependency that could fail a serializable transaction. They
+-- are on arrays so that no other index could be taken for them.
+CREATE FUNCTION bound_enqueued() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path FROM CURRENT
+SET enable_seqscan = off
+AS $$
+DECLARE
+    v_full record;
+BEGIN
+    -- Scalar subqueries, as EXISTS might be answered by hashing all that is bounded.
+    IF NOT EXISTS (
+        SELECT FROM (SELECT DISTINCT n.queue, n.channel FROM new_messages n) e
+        WHERE coalesce(
+            (SELECT true FROM channel c
+             WHERE ARRAY[c.queue, c.name] = ARRAY[e.queue, e.channel] AND c.max_size IS NOT NULL),
+            (SELECT true FROM queue q WHERE ARRAY[q.name] = ARRAY[e.queue] AND q.channel_max_size IS NOT NULL),
+            false))
+    THEN
+        RETURN NULL;
+    END IF;
+    FOR v_full IN
+        SELECT e.queue, e.channel, channel_surplus(e.queue, e.channel, e.entered) AS surplus
+        FROM (
+            SELECT n.queue, n.channel, count(*) AS entered FROM new_messages n
+            WHERE n.attempt = 0
+            GROUP BY n.queue, n.channel) e
+    LOOP
+        CONTINUE WHEN v_full.surplus = 0;
+        PERFORM message_finish(array_agg(l.id), 'dropped', 'the channel was full')
+        FROM (
+            SELECT n.id FROM new_messages n
+            WHERE n.queue = v_full.queue AND n.channel = v_full.channel AND n.attempt = 0
+            ORDER BY n.dequeue_at DESC, n.id DESC
+            LIMIT v_full.surplus) l;
+    END LOOP;
+    RETURN NULL;
+END
+$$;
+
+REVOKE EXECUTE ON FUNCTION bound_enqueued FROM PUBLIC;
+
+-- Sets the policy of a channel, creating its row where there is none. A parameter that is null, as it is when left
+-- out, leaves what is there.
+--
+-- Called by operators. Takes effect at the next dequeue (trigger channel_changed). With paused => true nothing is
+-- served until resume_at, or, without that, until paused => false. Back to the default of the queue leads
+-- UPDATE channel SET ... = NULL, or DELETE.
 -- Locks: the row of the channel, until the end of the transaction. The scheduler only reads it.
-CREATE FUNCTION channel_set(name text, queue text DEFAULT 'default', weight double precision DEFAULT 1) RETURNS void
+CREATE FUNCTION channel_set(
+    name text, queue text DEFAULT 'default', weight double precision DEFAULT NULL,
+    max_concurrency integer DEFAULT NULL, release_interval_ms bigint DEFAULT NULL, burst integer DEFAULT NULL,
+    max_size integer DEFAULT NULL, overflow text DEFAULT NULL, paused boolean DEFAULT NULL,
+    resume_at timestamptz DEFAULT NULL
+) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path FROM CURRENT
 AS $$
 #variable_conflict use_variable
 BEGIN
-    INSERT INTO channel (queue, name, weight) VALUES (queue, name, weight)
-    ON CONFLICT ON CONSTRAINT channel_pkey DO UPDATE SET weight = excluded.weight;
+    PERFORM check_pause(paused, resume_at);
+    INSERT INTO channel AS c (
+        queue, name, weight, max_concurrency, release_interval_ms, burst, max_size, overflow, paused, resume_at)
+    VALUES (
+        queue, name, weight, max_concurrency, release_interval_ms, burst, max_size, overflow,
+        coalesce(paused, false), resume_at)
+    ON CONFLICT ON CONSTRAINT channel_pkey DO UPDATE
+    SET weight = coalesce(weight, c.weight),
+        max_concurrency = coalesce(max_concurrency, c.max_concurrency),
+        release_interval_ms = coalesce(release_interval_ms, c.release_interval_ms),
+        burst = coalesce(burst, c.burst),
+        max_size = coalesce(max_size, c.max_size),
+        overflow = coalesce(overflow, c.overflow),
+        paused = coalesce(paused, c.paused),
+        resume_at = CASE WHEN paused IS NULL THEN c.resume_at ELSE resume_at END;
 END
 $$;
 
 REVOKE EXECUTE ON FUNCTION channel_set FROM PUBLIC;
+
+-- How many of the messages that a statement has just put into a channel are beyond its max_size; 0 where it has none.
+--
+-- Called by bound_enqueued. Counted are the ready messages of the channel, scheduled ones included, as this transaction
+-- sees them: what others have put in and not yet committed comes on top, so n open transactions that put in k each may
+-- overshoot by n * k. No more than max_size + entered index entries are read.
+-- Raises SQLSTATE QF001 instead where the channel's overflow is 'reject'.
+-- Reads only, and takes no lock.
+CREATE FUNCTION channel_surplus(queue text, channel text, entered bigint) RETURNS bigint
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan
+SET jit = off
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_queue CONSTANT text := $1;
+    v_channel CONSTANT text := $2;
+    v_max_size bigint;
+    v_ready bigint;
+    v_overflow text;
+BEGIN
+    -- By the indexes that hold only what is bounded: see bound_enqueued.
+    SELECT c.max_size INTO v_max_size FROM channel c
+    WHERE ARRAY[c.queue, c.name] = ARRAY[v_queue, v_channel] AND c.max_size IS NOT NULL;
+    IF NOT FOUND THEN
+        SELECT q.channel_max_size INTO v_max_size FROM queue q
+        WHERE ARRAY[q.name] = ARRAY[v_queue] AND q.channel_max_size IS NOT NULL;
+        IF NOT FOUND THEN
+            RETURN 0;
+        END IF;
+    END IF;
+    SELECT count(*) INTO v_ready FROM (
+        SELECT FROM message m
+        WHERE m.queue = v_queue AND m.channel = v_channel AND m.leased_until IS NULL
+        LIMIT v_max_size + entered) m;
+    IF v_ready <= v_max_size THEN
+        RETURN 0;
+    END IF;
+    v_overflow := coalesce(
+        (SELECT c.overflow FROM channel c WHERE c.queue = v_queue AND c.name = v_channel),
+        (SELECT q.channel_overflow FROM queue q WHERE q.name = v_queue),
+        'reject');
+    IF v_overflow = 'reject' THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'QF001',
+            MESSAGE = format('channel %L of queue %L is full: its max_size is %s', v_channel, v_queue, v_max_size),
+            HINT = 'Try again when some of its messages have been served, or raise max_size.';
+    END IF;
+    RETURN v_ready - v_max_size;
+END
+$$;
+
+-- Raises unless on_conflict is one of those that there are.
+--
+-- Called by message_create and message_create_many; takes no lock.
+CREATE FUNCTION check_on_conflict(on_conflict text) RETURNS void
+LANGUAGE plpgsql IMMUTABLE
+AS $$
+BEGIN
+    IF on_conflict IS NULL OR on_conflict NOT IN ('raise', 'ignore', 'replace') THEN
+        RAISE invalid_parameter_value USING
+            MESSAGE = format('on_conflict must be raise, ignore or replace, not %s', coalesce(on_conflict, 'null'));
+    END IF;
+END
+$$;
+
+-- Raises unless a time to resume comes with a pause.
+--
+-- Called by channel_set and queue_set; takes no lock.
+CREATE FUNCTION check_pause(paused boolean, resume_at timestamptz) RETURNS void
+LANGUAGE plpgsql IMMUTABLE
+AS $$
+BEGIN
+    IF resume_at IS NOT NULL AND paused IS NOT TRUE THEN
+        RAISE invalid_parameter_value USING
+            MESSAGE = format('resume_at is %s, but paused is %s', resume_at, coalesce(paused::text, 'null')),
+            HINT = 'resume_at says until when a pause lasts: give paused => true with it.';
+    END IF;
+END
+$$;
 
 -- Raises unless a number of seconds is between minimum and ten years (so neither null, NaN nor infinite).
 --
@@ -186,6 +501,129 @@ BEGIN
 END
 $$;
 
+-- Makes the partition of history for one day in UTC, if it is missing, with what history_default has of that day.
+--
+-- Called by history_maintain. A table of its own that is then attached: unlike CREATE TABLE ... PARTITION OF, this lets
+-- completions to other partitions go on. A day of which history_default has more than 10,000 rows stays there, as
+-- moving them would take long.
+-- Locks: history, against another call; for a day that has begun also against completions, whose rows may just be on
+-- their way to history_default; and history_default, against everybody. All until the end of the transaction.
+CREATE FUNCTION history_add(day date, begun boolean) RETURNS void
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+DECLARE
+    v_name CONSTANT text := to_char(day, '"history_"YYYY_MM_DD');
+    v_path CONSTANT text := format('%I.%I', current_schema(), v_name);
+    v_from CONSTANT text := to_char(day, 'YYYY-MM-DD"T00:00:00Z"');
+    v_to CONSTANT text := to_char(day + 1, 'YYYY-MM-DD"T00:00:00Z"');
+BEGIN
+    IF to_regclass(v_path) IS NOT NULL THEN
+        RETURN;
+    END IF;
+    IF begun THEN
+        LOCK TABLE ONLY history IN SHARE ROW EXCLUSIVE MODE;
+    ELSE
+        LOCK TABLE ONLY history IN SHARE UPDATE EXCLUSIVE MODE;
+    END IF;
+    LOCK TABLE history_default IN ACCESS EXCLUSIVE MODE;
+    IF to_regclass(v_path) IS NOT NULL THEN
+        RETURN;  -- somebody else has made it meanwhile
+    END IF;
+    IF (SELECT count(*) > 10000 FROM (
+        SELECT FROM history_default h
+        WHERE h.finished_at >= v_from::timestamptz AND h.finished_at < v_to::timestamptz
+        LIMIT 10001) AS few)
+    THEN
+        RETURN;
+    END IF;
+    EXECUTE format('CREATE TABLE %s (LIKE history INCLUDING ALL)', v_path);
+    EXECUTE format('WITH moved AS (DELETE FROM history_default WHERE finished_at >= %L AND finished_at < %L RETURNING *)'
+        ' INSERT INTO %s SELECT * FROM moved', v_from, v_to, v_path);
+    EXECUTE format('ALTER TABLE history ATTACH PARTITION %s FOR VALUES FROM (%L) TO (%L)', v_path, v_from, v_to);
+END
+$$;
+
+REVOKE EXECUTE ON FUNCTION history_add FROM PUBLIC;
+
+-- Drops the partitions of history for days before oldest, in UTC.
+--
+-- Called by history_maintain. Of what lies in history_default it deletes at most 10,000 rows, and returns whether that
+-- was all.
+-- Locks: history, against everybody, where there is a partition to drop, until the end of the transaction.
+CREATE FUNCTION history_drop(oldest date) RETURNS boolean
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+DECLARE
+    v_name text;
+    v_rows integer;
+BEGIN
+    FOR v_name IN
+        SELECT c.relname
+        FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+        WHERE i.inhparent = 'history'::regclass AND c.relname ~ '^history_\d{4}_\d\d_\d\d$'
+            AND c.relname < to_char(oldest, '"history_"YYYY_MM_DD') COLLATE "C"
+    LOOP
+        EXECUTE format('DROP TABLE IF EXISTS %I.%I', current_schema(), v_name);
+    END LOOP;
+    DELETE FROM history_default h
+    WHERE h.ctid = ANY (ARRAY(
+        SELECT o.ctid FROM history_default o
+        WHERE o.finished_at < oldest::timestamp AT TIME ZONE 'UTC'
+        LIMIT 10000));
+    GET DIAGNOSTICS v_rows = ROW_COUNT;
+    RETURN v_rows < 10000;
+END
+$$;
+
+REVOKE EXECUTE ON FUNCTION history_drop FROM PUBLIC;
+
+-- Keeps the partitions of history, one a day in UTC: makes those of today and the next 7 days, drops old ones.
+--
+-- Called by message_dequeue about once a day, by users as often as they like, and by the installation. Old is what lies
+-- before the longest history_days of all queues, and before 30 days, which is what queues without a row have.
+-- Returns true when all is done; false when it is to be tried again, because somebody holds a lock: a report, a dump, an
+-- open completion. It waits for none longer than 100 ms. Whatever else goes wrong is a warning and false, so that no
+-- dequeue fails of it: without a partition, outcomes go to history_default.
+-- Locks: those of history_add and history_drop, so none when there is nothing to do. Commit at once.
+CREATE FUNCTION history_maintain() RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path FROM CURRENT
+SET lock_timeout = '100ms'
+AS $$
+DECLARE
+    v_today CONSTANT date := (clock() AT TIME ZONE 'UTC')::date;
+    v_oldest CONSTANT date := v_today - greatest(30, (SELECT max(q.history_days) FROM queue q));
+    v_done boolean := true;
+BEGIN
+    -- Each part by itself, so that one which has to wait doesn't undo the other.
+    FOR part IN 1..2 LOOP
+        BEGIN
+            IF part = 1 THEN
+                FOR n IN REVERSE 7..0 LOOP
+                    PERFORM history_add(v_today + n, n = 0);
+                END LOOP;
+            ELSE
+                v_done := history_drop(v_oldest) AND v_done;
+            END IF;
+        EXCEPTION
+            WHEN lock_not_available OR deadlock_detected THEN
+                v_done := false;
+            WHEN OTHERS THEN
+                RAISE WARNING 'history_maintain: %', SQLERRM;
+                v_done := false;
+        END;
+    END LOOP;
+    RETURN v_done;
+END
+$$;
+
+REVOKE EXECUTE ON FUNCTION history_maintain FROM PUBLIC;
+
+-- An installation begins with the days that it needs.
+SELECT history_maintain();
+
 -- Whether a message is leased, from its leased_until.
 --
 -- Called by the functions that end or extend leases, which find messages by id; takes no lock. Not IS NOT NULL: the
@@ -193,6 +631,50 @@ $$;
 CREATE FUNCTION is_leased(leased_until timestamptz) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN coalesce(leased_until, '-infinity') > '-infinity';
+
+-- When a lane may next be served, as lane.due says it: 0, a time, 2^63-1 for "when a signal says so", or null for a
+-- lane without a message (head_at null).
+--
+-- Called by message_dequeue and scheduler_activate; takes no lock.
+--
+-- The rate is the generic cell rate algorithm (ITU-T I.371) with released_at for the theoretical arrival time less
+-- one interval, so that a changed interval applies at once. A clock that was set back must not close a lane for
+-- long: released_at counts for no more than it could be by the clock as it is.
+CREATE FUNCTION lane_due(
+    now_ms bigint, head_at bigint, paused_until bigint, max_concurrency integer, running integer,
+    release_interval bigint, burst integer, released_at bigint
+) RETURNS bigint
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE
+    WHEN head_at IS NULL THEN NULL
+    WHEN running >= max_concurrency THEN 9223372036854775807
+    WHEN greatest(head_at, paused_until) <= now_ms AND (release_interval = 0
+        OR released_at + (2 - burst) * release_interval <= now_ms) THEN 0
+    ELSE greatest(head_at, paused_until,
+        least(released_at, now_ms + (burst - 1) * release_interval) + (2 - burst) * release_interval)
+    END;
+
+-- The released_at of a lane after so many of its messages were leased at this moment.
+--
+-- Called by message_dequeue; takes no lock. See lane_due for the rate.
+CREATE FUNCTION lane_released(now_ms bigint, messages integer, release_interval bigint, released_at bigint)
+RETURNS bigint
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE WHEN messages > 0
+    THEN greatest(released_at + release_interval, now_ms) + (messages - 1) * release_interval
+    ELSE released_at END;
+
+-- How many messages of a lane may be leased at this moment.
+--
+-- Called by message_dequeue; takes no lock. See lane_due for the rate.
+CREATE FUNCTION lane_room(
+    now_ms bigint, max_concurrency integer, running integer, release_interval bigint, burst integer, released_at bigint
+) RETURNS integer
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN greatest(0, least(10000, max_concurrency - running, CASE WHEN release_interval > 0 THEN
+    (now_ms + burst * release_interval
+        - greatest(least(released_at, now_ms + (burst - 1) * release_interval) + release_interval, now_ms))
+    / release_interval END));
 
 -- By how much serving one message moves the start tag of its lane: cost / weight in units of virtual time.
 --
@@ -224,10 +706,12 @@ $$;
 
 -- What happened to each message of a call, in the order given: done_result for those in done, else why not.
 --
--- Called by the functions that end or extend leases, at their end; takes no lock. 'stale': the message is there, but
--- the lease is over. 'not_found': there is no such message any more. Attempts are null where they don't matter.
+-- Called by the functions that end or extend leases, at their end; takes no lock. 'dead': done, and a dead letter now.
+-- 'stale': the message is there, but the lease is over. 'not_found': there is no such message any more. Attempts are
+-- null where they don't matter.
 CREATE FUNCTION lease_results(
-    ids bigint[], attempts integer[], done bigint[], done_attempts integer[], done_result text
+    ids bigint[], attempts integer[], done bigint[], done_attempts integer[], done_result text,
+    dead bigint[] DEFAULT NULL
 ) RETURNS TABLE (id bigint, result text)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -240,17 +724,18 @@ SET enable_nestloop = off
 AS $$
 #variable_conflict use_column
 BEGIN
-    IF cardinality(done) = cardinality(ids) THEN
+    IF cardinality(done) = cardinality(ids) AND dead IS NULL THEN
         RETURN QUERY SELECT l.id, done_result FROM unnest(ids) AS l (id);
         RETURN;
     END IF;
     RETURN QUERY
     -- A scalar subquery, as EXISTS might be answered by hashing the whole table.
-    SELECT l.id, CASE WHEN d.id IS NOT NULL THEN done_result
+    SELECT l.id, CASE WHEN d.id IS NOT NULL AND x.id IS NOT NULL THEN 'dead' WHEN d.id IS NOT NULL THEN done_result
         ELSE coalesce((SELECT 'stale' FROM message m WHERE m.id = l.id), 'not_found') END
     FROM unnest(ids, attempts) WITH ORDINALITY AS l (id, attempt, n)
     LEFT JOIN unnest(done, done_attempts) AS d (id, attempt)
         ON d.id = l.id AND coalesce(d.attempt, 0) = coalesce(l.attempt, 0)
+    LEFT JOIN unnest(dead) AS x (id) ON x.id = l.id
     ORDER BY l.n;
 END
 $$;
@@ -265,10 +750,6 @@ LANGUAGE plpgsql SECURITY DEFINER
 SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan
 SET jit = off
-SET enable_seqscan = off
-SET enable_bitmapscan = off
-SET enable_hashjoin = off
-SET enable_mergejoin = off
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -277,12 +758,7 @@ BEGIN
     IF ids IS NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = 'ids must be a list of message ids, not null';
     END IF;
-    WITH named AS MATERIALIZED (
-        SELECT l.id FROM unnest(ids) AS l (id) ORDER BY l.id
-    ), done AS (
-        DELETE FROM message m USING named l WHERE m.id = l.id RETURNING m.id
-    )
-    SELECT array_agg(d.id) INTO v_done FROM done d;
+    v_done := message_finish(ids, 'cancelled');
 
     RETURN QUERY SELECT * FROM lease_results(ids, NULL, v_done, NULL, 'cancelled');
 END
@@ -293,7 +769,8 @@ REVOKE EXECUTE ON FUNCTION message_cancel FROM PUBLIC;
 -- Ends leases whose work is done: the messages are gone when the caller's transaction commits.
 --
 -- Called by workers, best in the transaction of the work itself. Returns for each lease, in the order given,
--- 'completed', 'stale' (the lease ran out and the message is, or was, somebody else's) or 'not_found'.
+-- 'completed', 'stale' (the lease ran out and the message is, or was, somebody else's) or 'not_found'. Writes history,
+-- unless the queue's history_days is 0.
 -- Locks: the messages it deletes, until the end of the transaction. Only another act on the same lease waits for them.
 CREATE FUNCTION message_complete(ids bigint[], attempts integer[]) RETURNS TABLE (id bigint, result text)
 LANGUAGE plpgsql SECURITY DEFINER
@@ -315,7 +792,15 @@ BEGIN
     ), done AS (
         DELETE FROM message m USING lease l
         WHERE m.id = l.id AND m.attempt = l.attempt AND is_leased(m.leased_until)
-        RETURNING m.id, m.attempt
+        RETURNING m.id, m.queue, m.channel, m.key, m.attempt, m.cost, m.worker, m.dequeue_at, m.created_at,
+            m.first_leased_at, m.leased_at
+    ), written AS (
+        INSERT INTO history (message_id, queue, channel, key, outcome, attempt, cost, worker, dequeue_at,
+            created_at, first_leased_at, leased_at)
+        SELECT d.id, d.queue, d.channel, d.key, 'completed', d.attempt, d.cost, d.worker, d.dequeue_at,
+            d.created_at, d.first_leased_at, d.leased_at
+        FROM done d
+        WHERE coalesce((SELECT q.history_days FROM queue q WHERE q.name = d.queue), 30) > 0
     )
     SELECT array_agg(d.id), array_agg(d.attempt) INTO v_done, v_attempts FROM done d;
 
@@ -330,11 +815,17 @@ REVOKE EXECUTE ON FUNCTION message_complete FROM PUBLIC;
 -- Called by producers, within their own transaction. At most one of delay_seconds (from now, by the database clock),
 -- dequeue_at (Unix time in milliseconds) and priority (0 or more; higher goes first inside the channel) may be given:
 -- a message can't be urgent and for later.
--- Locks: none that anybody waits for (see the trigger message_enqueued).
+-- No two live messages of a channel have the same key. on_conflict says what becomes of a second one:
+--   raise    unique_violation
+--   ignore   the one that is there, ready or leased, stays as it is; its id is returned
+--   replace  a ready one takes on what is given here; a leased one loses its key and goes its way (see message_enter)
+-- Locks: without a key, none that anybody waits for (see the trigger message_enqueued). With a key it waits for
+-- transactions that have enqueued the same key, or changed or completed its message, and are still open.
 CREATE FUNCTION message_create(
     channel text, payload jsonb DEFAULT NULL, queue text DEFAULT 'default',
     delay_seconds double precision DEFAULT NULL, dequeue_at bigint DEFAULT NULL, priority bigint DEFAULT NULL,
-    cost double precision DEFAULT 1, body bytea DEFAULT NULL
+    cost double precision DEFAULT 1, body bytea DEFAULT NULL, key text DEFAULT NULL, on_conflict text DEFAULT 'raise',
+    max_attempts integer DEFAULT NULL, backoff double precision DEFAULT NULL
 ) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path FROM CURRENT
@@ -349,26 +840,105 @@ BEGIN
             HINT = 'A priority is a dequeue_at in the past: a message can''t be urgent and for later.';
     ELSIF priority < 0 THEN
         RAISE invalid_parameter_value USING MESSAGE = format('priority must be 0 or more, not %s', priority);
+    ELSIF on_conflict <> 'raise' OR on_conflict IS NULL THEN
+        PERFORM check_on_conflict(on_conflict);
+        IF key IS NULL THEN
+            RAISE invalid_parameter_value USING
+                MESSAGE = format('on_conflict is %L, but there is no key', on_conflict),
+                HINT = 'Only messages with a key can be in conflict.';
+        END IF;
     END IF;
     IF delay_seconds IS NOT NULL THEN
         PERFORM check_seconds('delay_seconds', delay_seconds, 0);
-        dequeue_at := unix_ms(clock_timestamp() + make_interval(secs => delay_seconds));
+        dequeue_at := unix_ms(clock() + make_interval(secs => delay_seconds));
     ELSIF priority > 0 THEN
         dequeue_at := -priority;
     END IF;
-    INSERT INTO message AS m (queue, channel, payload, body, dequeue_at, cost)
-    VALUES (queue, channel, payload, body, coalesce(dequeue_at, unix_ms(clock_timestamp())), cost)
-    RETURNING m.id INTO v_id;
-    RETURN v_id;
+    IF on_conflict = 'raise' THEN
+        INSERT INTO message AS m (queue, channel, key, payload, body, dequeue_at, cost, max_attempts, backoff)
+        VALUES (queue, channel, key, payload, body, coalesce(dequeue_at, unix_ms(clock())), cost, max_attempts,
+            backoff)
+        RETURNING m.id INTO v_id;
+        RETURN v_id;
+    END IF;
+    RETURN message_enter(NULL, unix_ms(clock()), queue, channel, key, payload, body, dequeue_at, cost, max_attempts,
+        backoff, on_conflict = 'replace');
 END
 $$;
 
 REVOKE EXECUTE ON FUNCTION message_create FROM PUBLIC;
 
+-- Enqueues any number of messages, of which some have keys; the i-th is made of the i-th elements of the lists.
+--
+-- Called by producers (in Python by enqueue_many). Returns the place in the lists and the id of each. on_conflict is
+-- that of message_create, except that the id of what is ignored is null. Where several have the same key they come one
+-- after the other: of those to be ignored the first one counts, of those to replace each other the last one.
+-- Locks: see message_create. Keys are entered in their order, so that two calls can't deadlock; ids and times are given
+-- in the order of the lists.
+CREATE FUNCTION message_create_many(
+    queues text[], channels text[], keys text[], payloads jsonb[], bodies bytea[], dequeue_ats bigint[],
+    delays double precision[], costs double precision[], max_attempts integer[], backoffs double precision[],
+    on_conflict text DEFAULT 'raise'
+) RETURNS TABLE (place bigint, id bigint)
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path FROM CURRENT
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_ids CONSTANT regclass := pg_get_serial_sequence('message', 'id');
+    v_row record;
+BEGIN
+    PERFORM check_on_conflict(on_conflict);
+    FOR v_row IN
+        WITH given AS MATERIALIZED (
+            SELECT nextval(v_ids) AS id, unix_ms(clock()) AS now_ms, r.queue, r.channel, r.key, r.payload, r.body, r.cost,
+                r.max_attempts, r.backoff, r.place,
+                CASE WHEN r.delay IS NULL THEN r.dequeue_at
+                    ELSE unix_ms(clock() + make_interval(secs => r.delay)) END AS dequeue_at
+            FROM unnest($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) WITH ORDINALITY AS r (
+                queue, channel, key, payload, body, dequeue_at, delay, cost, max_attempts, backoff, place)
+        ), ordered AS MATERIALIZED (
+            SELECT g.* FROM given g ORDER BY g.queue COLLATE "C", g.channel COLLATE "C", g.key COLLATE "C", g.place
+        ), entered AS (
+            INSERT INTO message AS m (id, queue, channel, key, payload, body, dequeue_at, cost, max_attempts, backoff)
+            OVERRIDING SYSTEM VALUE
+            SELECT o.id, o.queue, o.channel, o.key, o.payload, o.body, coalesce(o.dequeue_at, o.now_ms), o.cost,
+                o.max_attempts, o.backoff
+            FROM ordered o
+            WHERE on_conflict <> 'replace'
+            ON CONFLICT (queue, channel, key) WHERE key IS NOT NULL DO NOTHING
+            RETURNING m.id
+        )
+        SELECT o.*, e.id IS NOT NULL AS is_entered FROM ordered o LEFT JOIN entered e ON e.id = o.id
+    LOOP
+        place := v_row.place;
+        id := v_row.id;
+        IF on_conflict = 'replace' THEN
+            id := message_enter(v_row.id, v_row.now_ms, v_row.queue, v_row.channel, v_row.key, v_row.payload,
+                v_row.body, v_row.dequeue_at, v_row.cost, v_row.max_attempts, v_row.backoff, true);
+        ELSIF NOT v_row.is_entered THEN
+            IF on_conflict = 'raise' THEN
+                RAISE unique_violation USING
+                    MESSAGE = format('channel %L of queue %L has a live message with key %L', v_row.channel,
+                        v_row.queue, v_row.key),
+                    DETAIL = format('Given in place %s of the lists.', place),
+                    HINT = 'on_conflict => ''ignore'' leaves that one as it is, ''replace'' gives it new contents.',
+                    SCHEMA = current_schema(), TABLE = 'message', CONSTRAINT = 'message_key';
+            END IF;
+            id := NULL;
+        END IF;
+        RETURN NEXT;
+    END LOOP;
+END
+$$;
+
+REVOKE EXECUTE ON FUNCTION message_create_many FROM PUBLIC;
+
 -- Ends leases whose work is to go on later: the messages go back into their channels with a saved state.
 --
 -- Called by workers. states[i] is what the next attempt of ids[i] will find in message.state; without states the
--- saved ones stay. Returns for each lease, in the order given, 'deferred', 'stale' or 'not_found'.
+-- saved ones stay. Returns for each lease, in the order given, 'deferred', 'stale' or 'not_found'. A deferral is no
+-- failure: it uses up none of the message's attempts.
 -- Locks: the messages it updates, until the end of the transaction. The trigger message_moved signals the channels.
 CREATE FUNCTION message_defer(
     ids bigint[], attempts integer[], delay_seconds double precision DEFAULT 0, states jsonb[] DEFAULT NULL
@@ -397,8 +967,9 @@ BEGIN
         SELECT * FROM lease_list(ids, attempts)
     ), done AS (
         UPDATE message m
-        SET leased_until = NULL, dequeue_at = unix_ms(clock_timestamp() + make_interval(secs => delay_seconds)),
-            state = CASE WHEN states IS NULL THEN m.state ELSE states[l.n] END
+        SET leased_until = NULL, dequeue_at = unix_ms(clock() + make_interval(secs => delay_seconds)),
+            state = CASE WHEN states IS NULL THEN m.state ELSE states[l.n] END,
+            forgiven = least(m.forgiven, 2147483646) + 1
         FROM lease l
         WHERE m.id = l.id AND m.attempt = l.attempt AND is_leased(m.leased_until)
         RETURNING m.id, m.attempt
@@ -414,21 +985,25 @@ REVOKE EXECUTE ON FUNCTION message_defer FROM PUBLIC;
 -- Leases up to max_messages messages of a queue for lease_seconds, in the order of start-time fair queueing.
 --
 -- Called by workers, in a READ COMMITTED transaction that commits at once. Returns the messages in the order in which
--- they were scheduled; fewer than asked for only when fewer are eligible.
+-- they were scheduled; fewer than asked for only when fewer are eligible. worker is the caller's name, for those who
+-- look into the tables.
 --
 -- Scheduling (Goyal, Vin, Cheng: Start-time Fair Queueing, 1996). Each active channel has a lane with a start tag.
 -- The next message comes from the lowest tag, ties from the lane that became ready first; serving it moves the
--- tag on by cost / weight. A channel that becomes active starts at max(its own tag, virtual time). One statement
--- below schedules a whole batch, exactly as single dequeues in a row would.
+-- tag on by cost / weight. A channel that becomes active starts at max(its own tag, virtual time). A channel at a limit
+-- is not active: its lane is not looked at until its time has come or a signal says that there is room (lane_due). One
+-- statement below schedules a whole batch, exactly as single dequeues in a row would.
 --
 -- Locks: the queue's turn until the end of the transaction, so that one dequeue at a time schedules a queue: its order,
 -- and with it every limit, is exact whatever the number of workers. Then the messages that it leases; a message that
 -- somebody else holds is passed over. Enqueues and completions take none of these locks and never wait for them.
 CREATE FUNCTION message_dequeue(
-    queue text DEFAULT 'default', max_messages integer DEFAULT 1, lease_seconds double precision DEFAULT 30
+    queue text DEFAULT 'default', max_messages integer DEFAULT 1, lease_seconds double precision DEFAULT 30,
+    worker text DEFAULT NULL
 ) RETURNS TABLE (
     id bigint, channel text, attempt integer, payload jsonb, body bytea, state jsonb, error text,
-    dequeue_at bigint, cost double precision, created_at timestamptz, leased_until timestamptz
+    dequeue_at bigint, cost double precision, created_at timestamptz, leased_until timestamptz,
+    key text, forgiven integer, first_leased_at timestamptz
 )
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path FROM CURRENT
@@ -443,6 +1018,7 @@ AS $$
 #variable_conflict use_column
 DECLARE
     v_queue CONSTANT text := $1;
+    v_worker CONSTANT text := $4;
     -- How much news one call takes in before it serves: in proportion to what it serves.
     v_news integer := 64 + 4 * max_messages;
     v_want integer := max_messages;
@@ -453,6 +1029,8 @@ DECLARE
     v_until timestamptz;
     v_got integer;
     v_fold boolean := true;
+    v_urgent boolean := true;
+    v_rebuild boolean := false;
     v_reclaim boolean;
     v_written boolean := true;
     r rotation%ROWTYPE;
@@ -463,6 +1041,9 @@ BEGIN
     ELSIF max_messages IS NULL OR max_messages NOT BETWEEN 1 AND 10000 THEN
         RAISE invalid_parameter_value USING MESSAGE = format('max_messages must be 1 to 10000, not %s',
             coalesce(max_messages::text, 'null'));
+    ELSIF char_length(worker) > 255 THEN
+        RAISE invalid_parameter_value USING MESSAGE = format('worker must have at most 255 characters, not %s',
+            char_length(worker));
     END IF;
     PERFORM check_seconds('lease_seconds', lease_seconds, 0.001);
     IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
@@ -475,7 +1056,7 @@ BEGIN
     IF NOT scheduler_turn(v_queue) THEN
         RETURN;
     END IF;
-    v_clock := clock_timestamp();
+    v_clock := clock();
     v_now := unix_ms(v_clock);
     v_until := v_clock + make_interval(secs => lease_seconds);
 
@@ -485,11 +1066,21 @@ BEGIN
             RETURN;
         END IF;
         INSERT INTO rotation AS t
-        VALUES (v_queue, 0, 0, 0, 0, '0', '{}', 'infinity', 9223372036854775807, -1, '')
+        SELECT v_queue, 0, 0, 0, 0, '0', '{}', '0', '{}', 'infinity', 9223372036854775807, -1, '',
+            q.max_concurrency, paused_until(q.paused, q.resume_at), 0, 0, v_now, 0
+        FROM (SELECT) AS one LEFT JOIN queue q ON q.name = v_queue
         RETURNING t.* INTO r;
     ELSIF r.news_from > pg_snapshot_xmax(pg_current_snapshot()) THEN
         -- Restored from a dump of another server, whose transaction ids were ahead.
         r.news_from := '0';
+        r.urgent_from := '0';
+    END IF;
+    -- What was timed by a clock that was ahead has to be timed anew. Small corrections are nothing to notice.
+    v_rebuild := v_now < r.clock - 1000;
+    r.clock := v_now;
+    IF r.maintain_at <= v_now OR v_rebuild THEN
+        r.maintain_at := CASE WHEN history_maintain() THEN (v_now / 86400000 + 1) * 86400000 ELSE v_now + 600000 END;
+        v_written := false;
     END IF;
     v_reclaim := r.lease_floor <= v_clock;
 
@@ -499,14 +1090,40 @@ BEGIN
             SELECT c.lease_floor, c.more INTO r.lease_floor, v_reclaim
             FROM scheduler_reclaim(v_queue, v_clock, r.lease_floor, v_news) c;
             v_fold := true;
+            v_urgent := true;
             v_written := false;
         END IF;
-        IF v_fold AND (EXISTS (SELECT FROM signal s WHERE s.queue = v_queue AND s.xid >= r.news_from LIMIT 1)
-            OR EXISTS (SELECT FROM signal s WHERE s.queue = v_queue AND s.xid = ANY (r.news_open) LIMIT 1))
+        IF v_urgent AND (
+            EXISTS (SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid >= r.urgent_from LIMIT 1)
+            OR EXISTS (
+                SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid = ANY (r.urgent_open) LIMIT 1))
         THEN
-            SELECT f.news_from, f.news_open, f.activations, least(f.due_floor, r.due_floor), f.more
+            SELECT f.horizon, f.open, f.activations, least(f.due_floor, r.due_floor), greatest(r.running - f.ended, 0),
+                v_rebuild OR f.queue_changed, f.more
+            INTO r.urgent_from, r.urgent_open, r.activations, r.due_floor, r.running, v_rebuild, v_urgent
+            FROM scheduler_fold(v_queue, true, r.turn, r.vtime, v_now, 20000, r.counted_from, r.urgent_from,
+                r.urgent_open, r.activations) f;
+            v_written := false;
+        ELSE
+            v_urgent := false;
+        END IF;
+        IF v_rebuild THEN
+            SELECT b.activations, b.due_floor, b.lease_floor, b.max_concurrency, b.paused_until, b.running
+            INTO r.activations, r.due_floor, r.lease_floor, r.max_concurrency, r.paused_until, r.running
+            FROM scheduler_rebuild(v_queue, r.turn, r.vtime, v_now, r.activations) b;
+            r.counted_from := r.turn;
+            v_rebuild := false;
+            v_written := false;
+        END IF;
+        IF v_fold AND (
+            EXISTS (SELECT FROM signal s WHERE s.queue = v_queue AND NOT s.urgent AND s.xid >= r.news_from LIMIT 1)
+            OR EXISTS (
+                SELECT FROM signal s WHERE s.queue = v_queue AND NOT s.urgent AND s.xid = ANY (r.news_open) LIMIT 1))
+        THEN
+            SELECT f.horizon, f.open, f.activations, least(f.due_floor, r.due_floor), f.more
             INTO r.news_from, r.news_open, r.activations, r.due_floor, v_fold
-            FROM scheduler_fold(v_queue, r.vtime, v_now, v_news, r.news_from, r.news_open, r.activations) f;
+            FROM scheduler_fold(v_queue, false, r.turn, r.vtime, v_now, v_news, r.counted_from, r.news_from,
+                r.news_open, r.activations) f;
             v_written := false;
         ELSE
             v_fold := false;
@@ -514,7 +1131,7 @@ BEGIN
         -- Signals come in faster than they are folded, or, now and then, to find what no signal told of.
         IF v_fold OR r.turn % 64 = 32 THEN
             SELECT w.swept, w.activations, least(w.due_floor, r.due_floor) INTO r.swept, r.activations, r.due_floor
-            FROM scheduler_sweep(v_queue, r.vtime, v_now, v_news, r.swept, r.activations) w;
+            FROM scheduler_sweep(v_queue, r.turn, r.vtime, v_now, v_news, r.swept, r.activations) w;
             v_written := false;
         END IF;
         IF r.due_floor <= v_now THEN
@@ -524,15 +1141,17 @@ BEGIN
         END IF;
         IF r.turn % 64 = 0 OR r.vtime > 1000000000000000000 THEN
             SELECT y.vtime, y.idle_floor INTO r.vtime, r.idle_floor
-            FROM scheduler_tidy(v_queue, r.vtime, r.idle_floor) y;
+            FROM scheduler_tidy(v_queue, v_now, r.vtime, r.idle_floor) y;
             v_written := false;
         END IF;
 
+        v_want := least(v_want, r.max_concurrency - r.running);
+        EXIT WHEN v_want <= 0 OR r.paused_until > v_now;
         IF NOT EXISTS (
             SELECT FROM lane l
-            WHERE l.queue = v_queue AND l.state = 'ready' AND (l.tag, l.since) > (r.vtime, r.vsince) LIMIT 1)
+            WHERE l.queue = v_queue AND l.due = 0 AND (l.tag, l.since) > (r.vtime, r.vsince) LIMIT 1)
         THEN
-            EXIT WHEN NOT (v_fold OR v_reclaim OR r.due_floor <= v_now);
+            EXIT WHEN NOT (v_fold OR v_urgent OR v_reclaim OR r.due_floor <= v_now);
             v_news := least(v_news * 4, 20000);
             CONTINUE;
         END IF;
@@ -541,9 +1160,10 @@ BEGIN
         -- The lanes that can have a part in the next v_want messages: those with the lowest tags.
         WITH competing AS MATERIALIZED (
             SELECT l.ctid AS lane, l.channel, l.tag, l.since, l.weight, l.head_at, l.head_id,
-                lane_step(1, l.weight)::double precision AS step
+                lane_step(1, l.weight)::double precision AS step, l.max_concurrency IS NOT NULL AS is_counted,
+                lane_room(v_now, l.max_concurrency, l.running, l.release_interval, l.burst, l.released_at) AS room
             FROM lane l
-            WHERE l.queue = v_queue AND l.state = 'ready' AND (l.tag, l.since) > (r.vtime, r.vsince)
+            WHERE l.queue = v_queue AND l.due = 0 AND (l.tag, l.since) > (r.vtime, r.vsince)
             ORDER BY l.tag, l.since
             LIMIT v_lanes
         -- How many messages each may get, if all cost 1: those that start before the tag at which v_demand messages
@@ -563,8 +1183,10 @@ BEGIN
             WINDOW w AS (ORDER BY c.tag DESC, c.since DESC)
         -- Their first messages, and one more, which tells where the lane stands afterwards.
         ), candidates AS (
-            SELECT s.lane, s.since, s.share, s.cut, s.last_tag, s.last_since, m.row, m.id, m.dequeue_at, m.step,
-                row_number() OVER lane AS nth, s.tag + (sum(m.step) OVER lane - m.step)::bigint AS start, coalesce(m.dequeue_at <= v_now, false) AS ripe
+            SELECT s.lane, s.since, s.share, s.is_counted, s.cut, s.last_tag, s.last_since,
+                m.row, m.id, m.dequeue_at, m.step, row_number() OVER lane AS nth,
+                s.tag + (sum(m.step) OVER lane - m.step)::bigint AS start,
+                coalesce(m.dequeue_at <= v_now AND row_number() OVER lane <= s.room, false) AS ripe
             FROM shares s
             LEFT JOIN LATERAL (
                 SELECT m.ctid AS row, m.id, m.dequeue_at, lane_step(m.cost, s.weight) AS step
@@ -572,7 +1194,7 @@ BEGIN
                 WHERE m.queue = v_queue AND m.channel = s.channel AND m.leased_until IS NULL
                     AND (m.dequeue_at, m.id) >= (s.head_at, s.head_id)
                 ORDER BY m.dequeue_at, m.id
-                LIMIT s.share + 1) m ON true
+                LIMIT least(s.share, s.room) + 1) m ON true
             WINDOW lane AS (PARTITION BY s.since ORDER BY m.dequeue_at, m.id ROWS UNBOUNDED PRECEDING)
         ), placed AS (
             SELECT c.*, row_number() OVER (PARTITION BY c.ripe ORDER BY c.start, c.since) AS place
@@ -587,41 +1209,49 @@ BEGIN
                 AND (NOT h.cut OR (h.start, h.since) <= (h.last_tag, h.last_since)) AS taken
             FROM horizon h
         ), held AS MATERIALIZED (
-            SELECT m.ctid AS row, k.place
+            SELECT m.ctid AS row, k.place, k.is_counted
             FROM marked k
             JOIN message m ON m.ctid = k.row
             WHERE k.taken AND m.leased_until IS NULL AND m.dequeue_at <= v_now
             FOR NO KEY UPDATE OF m SKIP LOCKED
         ), leased AS (
             UPDATE message m
-            SET attempt = least(m.attempt, 2147483646) + 1, leased_until = v_until
+            SET attempt = least(m.attempt, 2147483646) + 1, leased_until = v_until, leased_at = v_clock,
+                first_leased_at = coalesce(m.first_leased_at, v_clock), worker = v_worker,
+                counted = CASE WHEN h.is_counted OR r.max_concurrency IS NOT NULL THEN r.turn END
             FROM held h
             WHERE m.ctid = h.row
             RETURNING m.*, h.place
         -- A message that was passed over, because somebody else held or just changed it, is news for the next turn.
         ), missed AS (
-            INSERT INTO signal (queue, channel, dequeue_at, message_id)
-            SELECT v_queue, m.channel, k.dequeue_at, k.id
+            INSERT INTO signal (queue, channel, dequeue_at, message_id, counted, urgent)
+            SELECT v_queue, m.channel, k.dequeue_at, k.id,
+                CASE WHEN k.is_counted OR r.max_concurrency IS NOT NULL THEN r.turn END,
+                k.is_counted OR r.max_concurrency IS NOT NULL
             FROM marked k JOIN message m ON m.ctid = k.row
             WHERE k.taken
                 AND (SELECT count(*) FROM leased) < (SELECT count(*) FROM marked t WHERE t.taken)
                 AND NOT EXISTS (SELECT FROM leased d WHERE d.place = k.place)
         ), moves AS MATERIALIZED (
             SELECT k.lane, coalesce(sum(k.step) FILTER (WHERE k.taken), 0)::bigint AS spent,
-                count(k.id) > k.share AS cut_off, max(k.dequeue_at) FILTER (WHERE k.taken) AS last_at,
-                min(k.dequeue_at) FILTER (WHERE NOT k.taken) AS next_at, min(k.id) FILTER (WHERE NOT k.taken) AS next_id
+                count(*) FILTER (WHERE k.taken)::integer AS served,
+                coalesce(min(k.dequeue_at) FILTER (WHERE NOT k.taken),
+                    CASE WHEN count(k.id) > k.share THEN max(k.dequeue_at) END) AS head_at,
+                max(k.dequeue_at) AS last_at, min(k.id) FILTER (WHERE NOT k.taken) AS head_id
             FROM marked k
             GROUP BY k.lane, k.share
         ), moved AS (
             UPDATE lane l
             SET tag = l.tag + v.spent,
-                state = CASE WHEN v.next_at <= v_now THEN 'ready' WHEN v.next_at IS NOT NULL THEN 'waiting'
-                    WHEN v.cut_off THEN 'ready' ELSE 'idle' END,
-                due = CASE WHEN v.next_at > v_now THEN v.next_at END,
-                head_at = coalesce(v.next_at, v.last_at, l.head_at),
-                head_id = coalesce(v.next_id, 0)
+                due = lane_due(v_now, v.head_at, l.paused_until, l.max_concurrency, l.running + v.served,
+                    l.release_interval, l.burst, lane_released(v_now, v.served, l.release_interval, l.released_at)),
+                head_at = coalesce(v.head_at, v.last_at, l.head_at),
+                head_id = coalesce(v.head_id, 0),
+                running = CASE WHEN l.max_concurrency IS NULL THEN 0 ELSE l.running + v.served END,
+                released_at = lane_released(v_now, v.served, l.release_interval, l.released_at)
             FROM moves v
             WHERE l.ctid = v.lane
+            RETURNING l.due
         ), last AS (
             SELECT k.start, k.since FROM marked k WHERE k.taken ORDER BY k.place DESC LIMIT 1
         ), turned AS (
@@ -630,12 +1260,17 @@ BEGIN
                 vtime = coalesce((SELECT a.start FROM last a), r.vtime),
                 vsince = coalesce((SELECT a.since FROM last a), r.vsince),
                 activations = r.activations, news_from = r.news_from, news_open = r.news_open,
-                due_floor = least(r.due_floor, (SELECT min(v.next_at) FROM moves v WHERE v.next_at > v_now)),
-                lease_floor = least(r.lease_floor, v_until), idle_floor = r.idle_floor, swept = r.swept
+                urgent_from = r.urgent_from, urgent_open = r.urgent_open,
+                due_floor = least(r.due_floor, (SELECT min(v.due) FROM moved v WHERE v.due > 0)),
+                lease_floor = least(r.lease_floor, v_until), idle_floor = r.idle_floor, swept = r.swept,
+                max_concurrency = r.max_concurrency, paused_until = r.paused_until,
+                running = CASE WHEN r.max_concurrency IS NULL THEN 0
+                    ELSE r.running + (SELECT count(*) FROM marked k WHERE k.taken)::integer END,
+                counted_from = r.counted_from, clock = r.clock, maintain_at = r.maintain_at
             WHERE t.queue = v_queue AND t.turn = r.turn
         )
         SELECT d.id, d.channel, d.attempt, d.payload, d.body, d.state, d.error, d.dequeue_at, d.cost, d.created_at,
-            d.leased_until
+            d.leased_until, d.key, d.forgiven, d.first_leased_at
         FROM leased d
         ORDER BY d.place;
 
@@ -652,8 +1287,10 @@ BEGIN
     IF NOT v_written THEN
         UPDATE rotation t
         SET turn = t.turn + 1, vtime = r.vtime, activations = r.activations, news_from = r.news_from,
-            news_open = r.news_open, lease_floor = r.lease_floor, due_floor = r.due_floor, idle_floor = r.idle_floor,
-            swept = r.swept
+            news_open = r.news_open, urgent_from = r.urgent_from, urgent_open = r.urgent_open,
+            lease_floor = r.lease_floor, due_floor = r.due_floor, idle_floor = r.idle_floor, swept = r.swept,
+            max_concurrency = r.max_concurrency, paused_until = r.paused_until, running = r.running,
+            counted_from = r.counted_from, clock = r.clock, maintain_at = r.maintain_at
         WHERE t.queue = v_queue AND t.turn = r.turn;
     END IF;
 END
@@ -661,13 +1298,132 @@ $$;
 
 REVOKE EXECUTE ON FUNCTION message_dequeue FROM PUBLIC;
 
--- Ends leases whose work failed: the messages go back into their channels, to be tried again after delay_seconds.
+-- How messages ended: one row for each of ids, in the order given, that is neither ready nor leased any more.
 --
--- Called by workers. Returns for each lease, in the order given, 'failed', 'stale' or 'not_found'. The error is kept
--- with the message. With no delay a message keeps its place in the channel.
--- Locks: the messages it updates, until the end of the transaction. The trigger message_moved signals the channels.
+-- Called by who waits for messages. The outcome is that of the last row in history; 'dead' also where the queue keeps
+-- no history; and null where nothing is known: no history is kept, or no longer, or there never was such a message.
+-- Takes no lock.
+CREATE FUNCTION message_ending(ids bigint[])
+RETURNS TABLE (id bigint, outcome text, attempt integer, error text, finished_at timestamptz)
+-- Stable: all statements see the same moment, so no message falls between them.
+LANGUAGE plpgsql STABLE SECURITY DEFINER
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan
+SET jit = off
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_gone bigint[];
+BEGIN
+    IF ids IS NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'ids must be a list of message ids, not null';
+    END IF;
+    -- By themselves, because who waits asks often, and history has many partitions.
+    v_gone := ARRAY(
+        SELECT l.id FROM unnest(ids) WITH ORDINALITY AS l (id, n)
+        WHERE (SELECT m.id FROM message m WHERE m.id = l.id) IS NULL
+        ORDER BY l.n);
+    IF v_gone = '{}' THEN
+        RETURN;
+    END IF;
+    RETURN QUERY
+    SELECT l.id, coalesce(h.outcome, d.outcome), coalesce(h.attempt, d.attempt), coalesce(h.error, d.error),
+        coalesce(h.finished_at, d.died_at)
+    FROM unnest(v_gone) WITH ORDINALITY AS l (id, n)
+    LEFT JOIN LATERAL (
+        SELECT h.outcome, h.attempt, h.error, h.finished_at
+        FROM history h
+        WHERE h.message_id = l.id
+        ORDER BY h.finished_at DESC
+        LIMIT 1) h ON true
+    LEFT JOIN LATERAL (
+        SELECT 'dead' AS outcome, d.attempt, d.error, d.died_at
+        FROM dead_message d
+        WHERE d.id = l.id AND h.outcome IS NULL) d ON true
+    ORDER BY l.n;
+END
+$$;
+
+REVOKE EXECUTE ON FUNCTION message_ending FROM PUBLIC;
+
+-- Enqueues a message with a key unless one is live already, and returns the id of the live one.
+--
+-- Called by message_create and message_create_many. With replaces false a live message stays as it is. With
+-- replaces true a ready one takes on the new contents and starts anew: no error, no saved state, all its attempts; it
+-- keeps its id, and its place in the channel unless dequeue_at says another (so a message that is replaced again and
+-- again is served in its turn), but is not put off any longer. A leased one loses its key and goes its way, and the
+-- new message is inserted beside it: what is running may have read the old contents, so nothing is lost.
+-- A new message gets new_id where one is given, and is due from now_ms on unless dequeue_at says another time.
+-- Locks: see message_create. Whoever enters several keys in one statement does it in the order of keys.
+CREATE FUNCTION message_enter(
+    new_id bigint, now_ms bigint, queue text, channel text, key text, payload jsonb, body bytea, dequeue_at bigint,
+    cost double precision, max_attempts integer, backoff double precision, replaces boolean
+) RETURNS bigint
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_queue CONSTANT text := $3;
+    v_channel CONSTANT text := $4;
+    v_key CONSTANT text := $5;
+    v_id bigint;
+    v_leased boolean;
+BEGIN
+    new_id := coalesce(new_id, nextval(pg_get_serial_sequence('message', 'id')));
+    -- Each round sees what was committed before it. A higher isolation level raises serialization_failure instead
+    -- where that is what its snapshot doesn't have.
+    LOOP
+        IF replaces THEN
+            SELECT m.id, is_leased(m.leased_until) INTO v_id, v_leased
+            FROM message m
+            WHERE m.queue = v_queue AND m.channel = v_channel AND m.key = v_key
+            FOR NO KEY UPDATE;
+            IF v_leased THEN
+                UPDATE message m SET key = NULL WHERE m.id = v_id;
+            ELSIF FOUND THEN
+                UPDATE message m
+                SET payload = $6, body = $7, dequeue_at = coalesce($8, least(m.dequeue_at, now_ms)), cost = $9,
+                    max_attempts = $10, backoff = $11, forgiven = m.attempt, state = NULL, error = NULL
+                WHERE m.id = v_id;
+                RETURN v_id;
+            END IF;
+        END IF;
+        INSERT INTO message AS m (id, queue, channel, key, payload, body, dequeue_at, cost, max_attempts, backoff)
+        OVERRIDING SYSTEM VALUE
+        VALUES (new_id, v_queue, v_channel, v_key, $6, $7, coalesce($8, now_ms), $9, $10, $11)
+        ON CONFLICT (queue, channel, key) WHERE key IS NOT NULL DO NOTHING
+        RETURNING m.id INTO v_id;
+        IF FOUND THEN
+            RETURN v_id;
+        ELSIF NOT replaces THEN
+            SELECT m.id INTO v_id FROM message m
+            WHERE m.queue = v_queue AND m.channel = v_channel AND m.key = v_key;
+            IF FOUND THEN
+                RETURN v_id;
+            END IF;
+        END IF;
+    END LOOP;
+END
+$$;
+
+-- Ends leases whose work failed: the messages go back into their channels to be tried again, or are dead.
+--
+-- Called by workers. Returns for each lease, in the order given, 'failed', 'dead', 'stale' or 'not_found'. The error is
+-- kept with the message. Dead is what has used up its attempts, or is not to be tried again (retry => false): it goes
+-- to dead_message. Without delay_seconds the delay is exponential, backoff * 2^(failures - 1) and at most the queue's
+-- max_backoff, times a random factor of 0.5 to 1 that keeps messages which failed together from coming back together
+-- ("equal jitter": Brooker, Exponential Backoff And Jitter, AWS Architecture Blog 2015). With no delay a message keeps
+-- its place in the channel.
+-- Locks: the messages, in the order of ids, until the end of the transaction. The triggers signal the channels.
 CREATE FUNCTION message_fail(
-    ids bigint[], attempts integer[], error text DEFAULT NULL, delay_seconds double precision DEFAULT 0
+    ids bigint[], attempts integer[], error text DEFAULT NULL, delay_seconds double precision DEFAULT NULL,
+    retry boolean DEFAULT true
 ) RETURNS TABLE (id bigint, result text)
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path FROM CURRENT
@@ -683,25 +1439,101 @@ DECLARE
     v_error CONSTANT text := $3;
     v_done bigint[];
     v_attempts integer[];
+    v_dead bigint[];
 BEGIN
-    PERFORM check_seconds('delay_seconds', delay_seconds, 0);
+    IF delay_seconds IS NOT NULL THEN
+        PERFORM check_seconds('delay_seconds', delay_seconds, 0);
+    END IF;
+    IF retry IS NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'retry must be true or false, not null';
+    END IF;
     WITH lease AS MATERIALIZED (
-        SELECT * FROM lease_list(ids, attempts)
-    ), done AS (
+        SELECT DISTINCT l.id, l.attempt FROM lease_list(ids, attempts) l ORDER BY l.id
+    ), held AS MATERIALIZED (
+        SELECT m.id, m.attempt, m.queue, m.backoff, m.max_attempts, m.attempt::bigint - m.forgiven AS failures
+        FROM lease l JOIN message m ON m.id = l.id
+        WHERE m.attempt = l.attempt AND is_leased(m.leased_until)
+        FOR UPDATE OF m
+    ), policy AS MATERIALIZED (
+        SELECT h.id, h.attempt, NOT retry OR h.failures >= coalesce(h.max_attempts, q.max_attempts, 20) AS is_dead,
+            -- 2^60 seconds are beyond every max_backoff already, and no overflow.
+            coalesce(delay_seconds, (0.5 + random() / 2) * least(coalesce(q.max_backoff, 3600),
+                coalesce(h.backoff, q.backoff, 1) * power(2, least(greatest(h.failures - 1, 0), 60)))) AS delay
+        FROM held h LEFT JOIN queue q ON q.name = h.queue
+    ), retried AS (
         UPDATE message m
-        SET leased_until = NULL, error = v_error, dequeue_at = CASE WHEN delay_seconds = 0 THEN m.dequeue_at
-            ELSE unix_ms(clock_timestamp() + make_interval(secs => delay_seconds)) END
-        FROM lease l
-        WHERE m.id = l.id AND m.attempt = l.attempt AND is_leased(m.leased_until)
-        RETURNING m.id, m.attempt
+        SET leased_until = NULL, error = v_error, dequeue_at = CASE WHEN p.delay = 0 THEN m.dequeue_at
+            ELSE unix_ms(clock() + make_interval(secs => p.delay)) END
+        FROM policy p
+        WHERE m.id = p.id AND NOT p.is_dead
     )
-    SELECT array_agg(d.id), array_agg(d.attempt) INTO v_done, v_attempts FROM done d;
+    SELECT array_agg(p.id), array_agg(p.attempt), array_agg(p.id) FILTER (WHERE p.is_dead)
+    INTO v_done, v_attempts, v_dead
+    FROM policy p;
 
-    RETURN QUERY SELECT * FROM lease_results(ids, attempts, v_done, v_attempts, 'failed');
+    IF v_dead IS NOT NULL THEN
+        PERFORM message_finish(v_dead, 'dead', v_error);
+    END IF;
+    RETURN QUERY SELECT * FROM lease_results(ids, attempts, v_done, v_attempts, 'failed', v_dead);
 END
 $$;
 
 REVOKE EXECUTE ON FUNCTION message_fail FROM PUBLIC;
+
+-- Takes messages out of the queue for good, other than by completion, and writes what became of them.
+--
+-- Called by message_cancel ('cancelled'), by message_fail and scheduler_reclaim ('dead'), and when a message has no
+-- room in its channel ('dropped'). Where an error is given, it stands instead of the messages' own. Dead messages go to
+-- dead_message. What was dropped is always written to history, the rest unless the queue's history_days is 0.
+-- Locks: the messages it deletes, in the order of ids, until the end of the transaction.
+--
+-- Returns the ids of the messages that it deleted.
+CREATE FUNCTION message_finish(ids bigint[], outcome text, error text DEFAULT NULL) RETURNS bigint[]
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan
+SET jit = off
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_outcome CONSTANT text := $2;
+    v_error CONSTANT text := $3;
+    v_gone bigint[];
+BEGIN
+    WITH named AS MATERIALIZED (
+        SELECT l.id FROM unnest(ids) AS l (id) ORDER BY l.id
+    ), gone AS (
+        DELETE FROM message m USING named l WHERE m.id = l.id
+        RETURNING m.*, coalesce(v_error, m.error) AS last_error
+    ), buried AS (
+        INSERT INTO dead_message (id, queue, channel, key, payload, body, cost, max_attempts, backoff, attempt, worker,
+            state, error, created_at, first_leased_at)
+        SELECT g.id, g.queue, g.channel, g.key, g.payload, g.body, g.cost, g.max_attempts, g.backoff, g.attempt,
+            g.worker, g.state, g.last_error, g.created_at, g.first_leased_at
+        FROM gone g
+        WHERE v_outcome = 'dead'
+        -- Only where somebody has chosen an id that was taken: the dead letter that is there stays, and nothing stops.
+        ON CONFLICT ON CONSTRAINT dead_message_pkey DO NOTHING
+    ), written AS (
+        INSERT INTO history (message_id, queue, channel, key, outcome, attempt, cost, error, worker, dequeue_at,
+            created_at, first_leased_at, leased_at)
+        SELECT g.id, g.queue, g.channel, g.key, v_outcome, g.attempt, g.cost, g.last_error, g.worker, g.dequeue_at,
+            g.created_at, g.first_leased_at, g.leased_at
+        FROM gone g
+        WHERE v_outcome = 'dropped'
+            OR coalesce((SELECT q.history_days FROM queue q WHERE q.name = g.queue), 30) > 0
+    )
+    SELECT array_agg(g.id) INTO v_gone FROM gone g;
+
+    RETURN coalesce(v_gone, '{}');
+END
+$$;
+
+REVOKE EXECUTE ON FUNCTION message_finish FROM PUBLIC;
 
 -- Extends leases to lease_seconds from now; never shortens one.
 --
@@ -741,7 +1573,7 @@ BEGIN
         FOR NO KEY UPDATE OF m SKIP LOCKED
     ), done AS (
         UPDATE message m
-        SET leased_until = greatest(m.leased_until, clock_timestamp() + make_interval(secs => lease_seconds))
+        SET leased_until = greatest(m.leased_until, clock() + make_interval(secs => lease_seconds))
         FROM held h
         WHERE m.id = h.id
         RETURNING m.id, m.attempt
@@ -758,15 +1590,372 @@ $$;
 
 REVOKE EXECUTE ON FUNCTION message_heartbeat FROM PUBLIC;
 
--- Tells the lanes of some channels that there may be ready messages from (ats[i], ids[i]) on.
+-- Puts dead letters back into their channels, with all their attempts before them.
 --
--- Called by scheduler_fold and scheduler_sweep, within the turn. A channel that becomes active starts at
--- max(its own tag, vtime): neither a pause nor a new name gains anything. A place of null only re-reads the policy.
+-- Called by operators: with ids for some, with a queue and a channel for those of a channel, with a queue for all of
+-- it. A message keeps its id, its state, its last error, and its attempt, which is the fence: whoever still works on an
+-- old lease of it stays 'stale'. Returns for each, in the order given or of ids, 'redriven', 'not_found', or
+-- 'duplicate', where it stays dead because a live message of its channel has its key.
+-- Locks: the dead letters, in the order of ids, until the end of the transaction; one that another call is putting back
+-- is waited for and then 'not_found'. As any enqueue of a key, it waits for an open one of the same.
+CREATE FUNCTION message_redrive(ids bigint[] DEFAULT NULL, queue text DEFAULT NULL, channel text DEFAULT NULL)
+RETURNS TABLE (id bigint, result text)
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan
+SET jit = off
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_ids bigint[] := $1;
+    v_queue CONSTANT text := $2;
+    v_channel CONSTANT text := $3;
+    v_found bigint[];
+    v_done bigint[];
+BEGIN
+    IF num_nonnulls(v_ids, v_queue) <> 1 THEN
+        RAISE invalid_parameter_value USING
+            MESSAGE = format('one of ids and queue must be given, not %s',
+                CASE WHEN v_queue IS NULL THEN 'none' ELSE 'both' END),
+            HINT = 'All dead letters of a queue: message_redrive(queue => ''default'').';
+    ELSIF v_channel IS NOT NULL AND v_queue IS NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = format('channel %L must be given with its queue', v_channel);
+    END IF;
+    IF v_channel IS NOT NULL THEN
+        v_ids := ARRAY(SELECT d.id FROM dead_message d
+            WHERE d.queue = v_queue AND d.channel = v_channel ORDER BY d.id);
+    ELSIF v_queue IS NOT NULL THEN
+        v_ids := ARRAY(SELECT d.id FROM dead_message d WHERE d.queue = v_queue ORDER BY d.id);
+    END IF;
+
+    WITH named AS MATERIALIZED (
+        SELECT DISTINCT l.id FROM unnest(v_ids) AS l (id) ORDER BY l.id
+    ), dead AS MATERIALIZED (
+        SELECT d.* FROM named n CROSS JOIN LATERAL (
+            SELECT d.* FROM dead_message d WHERE d.id = n.id FOR UPDATE) d
+    ), live AS (
+        INSERT INTO message (id, queue, channel, key, payload, body, dequeue_at, cost, max_attempts, backoff, attempt,
+            forgiven, first_leased_at, worker, state, error, created_at)
+        OVERRIDING SYSTEM VALUE
+        SELECT d.id, d.queue, d.channel, d.key, d.payload, d.body, unix_ms(clock()), d.cost, d.max_attempts, d.backoff,
+            d.attempt, d.attempt, d.first_leased_at, d.worker, d.state, d.error, d.created_at
+        FROM dead d
+        ORDER BY d.id
+        ON CONFLICT DO NOTHING
+        RETURNING message.id
+    ), gone AS (
+        DELETE FROM dead_message d USING live v WHERE d.id = v.id
+    )
+    SELECT array_agg(d.id), array_agg(v.id) FILTER (WHERE v.id IS NOT NULL) INTO v_found, v_done
+    FROM dead d LEFT JOIN live v ON v.id = d.id;
+
+    RETURN QUERY
+    SELECT l.id, CASE WHEN v.id IS NOT NULL THEN 'redriven' WHEN f.id IS NOT NULL THEN 'duplicate'
+        ELSE 'not_found' END
+    FROM unnest(v_ids) WITH ORDINALITY AS l (id, n)
+    LEFT JOIN unnest(v_found) AS f (id) ON f.id = l.id
+    LEFT JOIN unnest(v_done) AS v (id) ON v.id = l.id
+    ORDER BY l.n;
+END
+$$;
+
+REVOKE EXECUTE ON FUNCTION message_redrive FROM PUBLIC;
+
+-- Until when a channel or queue is paused, in Unix milliseconds: null for not at all, 2^63-1 for until it is resumed.
+--
+-- Called by the scheduler's functions; takes no lock.
+CREATE FUNCTION paused_until(paused boolean, resume_at timestamptz) RETURNS bigint
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE WHEN paused THEN coalesce(unix_ms(resume_at), 9223372036854775807) END;
+
+-- What the scheduler keeps, compared with the rows that it was derived from: one row a difference, none when all is well.
+--
+-- Called by operators, on a live queue as well: it is one statement, so it sees one moment, and whatever dequeues and
+-- users do, they do in transactions that keep both sides equal, counting the signals that are still to be folded.
+-- Takes no lock. Reads everything that the scheduler keeps of the queue, and its leases; without a queue, of all.
+CREATE FUNCTION queue_check(name text DEFAULT NULL)
+RETURNS TABLE (queue text, channel text, problem text, expected text, found text)
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path FROM CURRENT
+SET jit = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_queue CONSTANT text := $1;
+    v_now CONSTANT bigint := unix_ms(clock());
+BEGIN
+    RETURN QUERY
+    WITH RECURSIVE rotations AS MATERIALIZED (
+        SELECT r.* FROM rotation r WHERE v_queue IS NULL OR r.queue = v_queue
+    ), signals AS MATERIALIZED (
+        SELECT s.*, s.message_id IS NULL AND s.counted IS NULL AS is_policy
+        FROM signal s WHERE v_queue IS NULL OR s.queue = v_queue
+    ), news AS MATERIALIZED (
+        SELECT s.queue, s.channel, bool_or(s.is_policy) AS policy, bool_or(s.urgent) AS urgent
+        FROM signals s
+        GROUP BY s.queue, s.channel
+    ), lanes AS MATERIALIZED (
+        SELECT l.*, t.at, lane_due(t.at, l.head_at, l.paused_until, l.max_concurrency, l.running, l.release_interval, l.burst,
+            l.released_at) AS new_due,
+            q.queue IS NOT NULL OR coalesce(n.policy, false) AS has_policy_news,
+            q.queue IS NOT NULL OR coalesce(n.urgent, false) AS has_urgent_news
+        FROM lane l
+        LEFT JOIN news n ON n.queue = l.queue AND n.channel = l.channel
+        LEFT JOIN news q ON q.queue = l.queue AND q.channel IS NULL
+        -- A clock that was set back is for the next dequeue to see to.
+        CROSS JOIN LATERAL (
+            SELECT greatest(v_now, (SELECT max(r.clock) FROM rotations r WHERE r.queue = l.queue)) AS at) t
+        WHERE v_queue IS NULL OR l.queue = v_queue
+    ), leases AS MATERIALIZED (
+        SELECT m.id, m.queue, m.channel, m.leased_until, m.attempt, m.counted
+        FROM message m WHERE m.leased_until IS NOT NULL AND (v_queue IS NULL OR m.queue = v_queue)
+    -- A place for each channel that has ready messages: the first of them.
+    ), walk AS (
+        (SELECT m.queue, m.channel, m.dequeue_at, m.id FROM message m
+         WHERE m.leased_until IS NULL AND (v_queue IS NULL OR m.queue = v_queue)
+         ORDER BY m.queue, m.channel, m.dequeue_at, m.id LIMIT 1)
+        UNION ALL
+        SELECT n.* FROM walk w CROSS JOIN LATERAL (
+            SELECT m.queue, m.channel, m.dequeue_at, m.id FROM message m
+            WHERE m.leased_until IS NULL AND (m.queue, m.channel) > (w.queue, w.channel)
+                AND (v_queue IS NULL OR m.queue = v_queue)
+            ORDER BY m.queue, m.channel, m.dequeue_at, m.id LIMIT 1) n
+    )
+    SELECT w.queue, w.channel, 'a ready message that no lane and no signal leads to',
+        format('message %s, due at %s', w.id, w.dequeue_at),
+        (SELECT format('the lane starts at %s, message %s', l.head_at, l.head_id) FROM lanes l
+         WHERE l.queue = w.queue AND l.channel = w.channel AND l.due IS NOT NULL LIMIT 1)
+    FROM walk w
+    WHERE NOT EXISTS (
+            SELECT FROM lanes l WHERE l.queue = w.queue AND l.channel = w.channel AND l.due IS NOT NULL
+                AND (l.head_at, l.head_id) <= (w.dequeue_at, w.id))
+        AND NOT EXISTS (
+            SELECT FROM signals s WHERE s.queue = w.queue
+                AND (s.channel IS NULL OR (s.channel = w.channel AND (s.dequeue_at, s.message_id) <= (w.dequeue_at, w.id))))
+    UNION ALL
+    SELECT s.queue, s.channel, 'a signal that no dequeue will read',
+        format('from %s on, or one of %s', CASE WHEN s.urgent THEN r.urgent_from ELSE r.news_from END,
+            CASE WHEN s.urgent THEN r.urgent_open ELSE r.news_open END), s.xid::text
+    FROM signals s JOIN rotations r ON r.queue = s.queue
+    WHERE CASE WHEN s.urgent THEN s.xid < r.urgent_from AND s.xid <> ALL (r.urgent_open)
+        ELSE s.xid < r.news_from AND s.xid <> ALL (r.news_open) END
+    UNION ALL
+    SELECT l.queue, l.channel, 'leases that count toward max_concurrency', coalesce(n.leases, 0)::text, l.running::text
+    FROM lanes l
+    LEFT JOIN (
+        SELECT l.queue, l.channel, count(*) AS leases
+        FROM lanes l
+        JOIN (SELECT e.queue, e.channel, e.counted FROM leases e
+              UNION ALL SELECT s.queue, s.channel, s.counted FROM signals s) e
+            ON e.queue = l.queue AND e.channel = l.channel AND e.counted >= l.counted_from
+        GROUP BY l.queue, l.channel) n ON n.queue = l.queue AND n.channel = l.channel
+    WHERE l.max_concurrency IS NOT NULL AND NOT l.has_policy_news AND coalesce(n.leases, 0) <> l.running
+    UNION ALL
+    SELECT e.queue, e.channel, 'counted leases of a channel without a lane', '0', count(*)::text
+    FROM leases e
+    LEFT JOIN channel c ON c.queue = e.queue AND c.name = e.channel
+    LEFT JOIN queue q ON q.name = e.queue
+    WHERE e.counted IS NOT NULL AND coalesce(c.max_concurrency, q.channel_max_concurrency) IS NOT NULL
+        AND NOT EXISTS (SELECT FROM lanes l WHERE l.queue = e.queue AND l.channel = e.channel)
+        AND NOT EXISTS (SELECT FROM news n
+            WHERE n.queue = e.queue AND n.policy AND coalesce(n.channel, e.channel) = e.channel)
+    GROUP BY e.queue, e.channel    UNION ALL
+    SELECT r.queue, NULL, 'leases that count toward max_concurrency', n.leases::text, r.running::text
+    FROM rotations r CROSS JOIN LATERAL (
+        SELECT (SELECT count(*) FROM leases e WHERE e.queue = r.queue AND e.counted >= r.counted_from)
+            + (SELECT count(*) FROM signals s WHERE s.queue = r.queue AND s.counted >= r.counted_from) AS leases) n
+    WHERE r.max_concurrency IS NOT NULL AND n.leases <> r.running
+        AND NOT EXISTS (SELECT FROM signals s WHERE s.queue = r.queue AND s.channel IS NULL)
+    UNION ALL
+    SELECT l.queue, l.channel, 'policy (weight, max_concurrency, release_interval, burst, paused_until)',
+        p.policy::text, (l.weight, l.max_concurrency, l.release_interval, l.burst, l.paused_until)::text
+    FROM lanes l
+    LEFT JOIN channel c ON c.queue = l.queue AND c.name = l.channel
+    LEFT JOIN queue q ON q.name = l.queue
+    CROSS JOIN LATERAL (
+        SELECT (coalesce(c.weight, q.channel_weight, 1::double precision),
+            coalesce(c.max_concurrency, q.channel_max_concurrency),
+            coalesce(c.release_interval_ms, q.channel_release_interval_ms, 0::bigint),
+            coalesce(c.burst, q.channel_burst, 1), paused_until(c.paused, c.resume_at)) AS policy) p
+    WHERE NOT l.has_policy_news
+        AND p.policy IS DISTINCT FROM (l.weight, l.max_concurrency, l.release_interval, l.burst, l.paused_until)
+    UNION ALL
+    SELECT r.queue, NULL, 'policy (max_concurrency, paused_until)',
+        (q.max_concurrency, paused_until(q.paused, q.resume_at))::text, (r.max_concurrency, r.paused_until)::text
+    FROM rotations r LEFT JOIN queue q ON q.name = r.queue
+    WHERE (q.max_concurrency, paused_until(q.paused, q.resume_at))
+            IS DISTINCT FROM (r.max_concurrency, r.paused_until)
+        AND NOT EXISTS (SELECT FROM signals s WHERE s.queue = r.queue AND s.channel IS NULL)
+    UNION ALL
+    SELECT l.queue, l.channel, 'a lane that waits for too long',
+        l.new_due::text, l.due::text
+    FROM lanes l
+    WHERE l.due > greatest(l.new_due, l.at) AND NOT l.has_urgent_news
+    UNION ALL
+    SELECT l.queue, l.channel, 'a ready lane at its limit', l.new_due::text, l.due::text
+    FROM lanes l
+    WHERE l.due = 0 AND l.new_due = 9223372036854775807 AND NOT l.has_urgent_news
+    UNION ALL
+    SELECT l.queue, l.channel, 'a ready lane that the rotation has passed',
+        format('beyond (%s, %s)', r.vtime, r.vsince), format('(%s, %s)', l.tag, l.since)
+    FROM lanes l JOIN rotations r ON r.queue = l.queue
+    WHERE l.due = 0 AND (l.tag, l.since) <= (r.vtime, r.vsince)
+    UNION ALL
+    SELECT l.queue, min(l.channel), 'lanes with one activation', '1', format('%s lanes with %s', count(*), l.since)
+    FROM lanes l
+    WHERE l.due = 0
+    GROUP BY l.queue, l.since HAVING count(*) > 1
+    UNION ALL
+    SELECT l.queue, l.channel, 'an activation that is still to come', format('at most %s', r.activations), l.since::text
+    FROM lanes l JOIN rotations r ON r.queue = l.queue
+    WHERE l.since > r.activations
+    UNION ALL
+    SELECT l.queue, l.channel, 'lanes of a channel', '1', count(*)::text
+    FROM lanes l
+    GROUP BY l.queue, l.channel HAVING count(*) > 1
+    UNION ALL
+    SELECT r.queue, NULL, 'rotations of a queue', '1', count(*)::text
+    FROM rotations r
+    GROUP BY r.queue HAVING count(*) > 1
+    UNION ALL
+    SELECT e.queue, e.channel, 'a lease below lease_floor', format('from %s on', r.lease_floor),
+        format('message %s until %s', e.id, e.leased_until)
+    FROM leases e LEFT JOIN rotations r ON r.queue = e.queue
+    WHERE r.queue IS NULL OR e.leased_until < r.lease_floor
+    UNION ALL
+    SELECT l.queue, l.channel, 'a lane below due_floor', format('from %s on', r.due_floor), l.due::text
+    FROM lanes l JOIN rotations r ON r.queue = l.queue
+    WHERE l.due > 0 AND l.due < r.due_floor
+    UNION ALL
+    SELECT e.queue, e.channel, 'a lease without an attempt', 'message.attempt of 1 or more',
+        format('message %s with %s', e.id, e.attempt)
+    FROM leases e
+    WHERE e.attempt < 1;
+END
+$$;
+
+REVOKE EXECUTE ON FUNCTION queue_check FROM PUBLIC;
+
+-- Derives everything that the scheduler keeps of a queue anew, whatever it was: afterwards queue_check finds nothing.
+--
+-- Called by operators, in a READ COMMITTED transaction that commits at once; safe on a live queue. Nothing is lost but,
+-- where the lanes themselves were damaged, whom the rotation owes.
+-- Locks: the turn of the queue, until the end of the transaction; then as scheduler_rebuild.
+CREATE FUNCTION queue_repair(name text DEFAULT 'default') RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path FROM CURRENT
+SET jit = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_queue CONSTANT text := $1;
+    v_now CONSTANT bigint := unix_ms(clock());
+    r rotation%ROWTYPE;
+BEGIN
+    IF NOT scheduler_turn(v_queue) THEN
+        RAISE lock_not_available USING
+            MESSAGE = format('queue %L is being dequeued from', v_queue),
+            HINT = 'Repair in a transaction of its own, which has written nothing before; then it waits for its turn.';
+    END IF;
+    SELECT t.* INTO r FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
+    IF NOT FOUND THEN
+        DELETE FROM lane l WHERE l.queue = v_queue;
+        RETURN;
+    END IF;
+    DELETE FROM rotation t WHERE t.queue = v_queue AND t.turn < r.turn;
+    DELETE FROM lane l USING lane k
+    WHERE l.queue = v_queue AND k.queue = v_queue AND k.channel = l.channel AND (k.tag, k.ctid) > (l.tag, l.ctid);
+    SELECT greatest(r.activations, r.vsince, max(l.since)) INTO r.activations FROM lane l WHERE l.queue = v_queue;
+
+    SELECT b.activations, b.due_floor, b.lease_floor, b.max_concurrency, b.paused_until, b.running
+    INTO r.activations, r.due_floor, r.lease_floor, r.max_concurrency, r.paused_until, r.running
+    FROM scheduler_rebuild(v_queue, r.turn, r.vtime, v_now, r.activations) b;
+    UPDATE rotation t
+    SET turn = r.turn + 1, activations = r.activations, due_floor = r.due_floor, lease_floor = r.lease_floor,
+        max_concurrency = r.max_concurrency, paused_until = r.paused_until, running = r.running,
+        counted_from = r.turn, clock = v_now, idle_floor = -1, swept = '',
+        -- All signals are to be read again, whatever they say.
+        news_from = '0', news_open = '{}', urgent_from = '0', urgent_open = '{}'
+    WHERE t.queue = v_queue;
+END
+$$;
+
+REVOKE EXECUTE ON FUNCTION queue_repair FROM PUBLIC;
+
+-- Sets the policy of a queue, creating its row where there is none. A parameter that is null, as it is when left out,
+-- leaves what is there.
+--
+-- Called by operators. Takes effect at the next dequeue (trigger queue_changed). With paused => true nothing is served
+-- until resume_at, or, without that, until paused => false. Limits are lifted by UPDATE queue SET ... = NULL; DELETE
+-- brings back all defaults.
+-- Locks: the row of the queue, until the end of the transaction. The scheduler only reads it.
+CREATE FUNCTION queue_set(
+    name text, max_concurrency integer DEFAULT NULL, paused boolean DEFAULT NULL, resume_at timestamptz DEFAULT NULL,
+    max_attempts integer DEFAULT NULL, backoff double precision DEFAULT NULL,
+    max_backoff double precision DEFAULT NULL, history_days integer DEFAULT NULL,
+    channel_weight double precision DEFAULT NULL, channel_max_concurrency integer DEFAULT NULL,
+    channel_release_interval_ms bigint DEFAULT NULL, channel_burst integer DEFAULT NULL,
+    channel_max_size integer DEFAULT NULL, channel_overflow text DEFAULT NULL
+) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path FROM CURRENT
+AS $$
+#variable_conflict use_variable
+BEGIN
+    PERFORM check_pause(paused, resume_at);
+    -- In two steps, so that a new row has the defaults of the table.
+    INSERT INTO queue (name) VALUES (name) ON CONFLICT ON CONSTRAINT queue_pkey DO NOTHING;
+    UPDATE queue q
+    SET max_concurrency = coalesce(max_concurrency, q.max_concurrency),
+        paused = coalesce(paused, q.paused),
+        resume_at = CASE WHEN paused IS NULL THEN q.resume_at ELSE resume_at END,
+        max_attempts = coalesce(max_attempts, q.max_attempts),
+        backoff = coalesce(backoff, q.backoff),
+        max_backoff = coalesce(max_backoff, q.max_backoff),
+        history_days = coalesce(history_days, q.history_days),
+        channel_weight = coalesce(channel_weight, q.channel_weight),
+        channel_max_concurrency = coalesce(channel_max_concurrency, q.channel_max_concurrency),
+        channel_release_interval_ms = coalesce(channel_release_interval_ms, q.channel_release_interval_ms),
+        channel_burst = coalesce(channel_burst, q.channel_burst),
+        channel_max_size = coalesce(channel_max_size, q.channel_max_size),
+        channel_overflow = coalesce(channel_overflow, q.channel_overflow)
+    WHERE q.name = queue_set.name;
+END
+$$;
+
+REVOKE EXECUTE ON FUNCTION queue_set FROM PUBLIC;
+
+-- Trigger function of message_stays: a leased message can't go to another channel, whose limits did not count it.
+--
+-- Takes no lock.
+CREATE FUNCTION refuse_move() RETURNS trigger
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+    RAISE object_in_use USING
+        MESSAGE = format('message %s is leased until %s and can''t be moved to channel %L of queue %L',
+            OLD.id, OLD.leased_until, NEW.channel, NEW.queue),
+        HINT = 'Wait until its lease has ended, or cancel it and enqueue it there.';
+END
+$$;
+
+-- Brings the lanes of some channels up to date with what is known of these.
+--
+-- Called by scheduler_fold, scheduler_sweep and scheduler_rebuild, within the turn. For each channel: (ats[i], ids[i])
+-- is a place from which on there may be ready messages, or null; ended[i] is how many counted leases have ended;
+-- running[i], where it isn't null, is how many there are, counted anew in this turn. The policy is read again each time.
+-- With rebuild, the place is that of the first ready message, and null says that there is none.
+--
+-- A channel that becomes active starts at max(its own tag, vtime): neither a pause nor a new name gains anything.
 -- Locks: the lanes it changes; nobody else writes lanes while the turn is held.
 --
 -- Returns the number of activations so far, and the earliest time at which one of the lanes that now wait is due.
 CREATE FUNCTION scheduler_activate(
-    queue text, vtime bigint, now_ms bigint, channels text[], ats bigint[], ids bigint[],
+    queue text, turn bigint, vtime bigint, now_ms bigint,
+    channels text[], ats bigint[], ids bigint[], ended integer[], running integer[], rebuild boolean,
     INOUT activations bigint, OUT due_floor bigint
 )
 LANGUAGE plpgsql
@@ -780,69 +1969,92 @@ AS $$
 #variable_conflict use_column
 DECLARE
     v_queue CONSTANT text := $1;
-    v_vtime CONSTANT bigint := $2;
-    v_activations CONSTANT bigint := $7;
+    v_turn CONSTANT bigint := $2;
+    v_vtime CONSTANT bigint := $3;
+    v_activations CONSTANT bigint := $11;
 BEGIN
     WITH known AS (
-        SELECT n.channel, n.at, n.id, coalesce(c.weight, 1) AS weight, l.row, l.tag, l.since, l.state,
-            l.head_at, l.head_id, coalesce(l.state, 'idle') = 'idle' AS was_idle, l.weight AS old_weight
-        FROM unnest(channels, ats, ids) AS n (channel, at, id)
+        SELECT n.channel, n.at, n.id, n.ended, n.running AS counted,
+            l.row, l.due, l.tag, l.since, l.head_at, l.head_id, l.running, l.counted_from, l.released_at,
+            coalesce(c.weight, q.channel_weight, 1) AS weight,
+            coalesce(c.max_concurrency, q.channel_max_concurrency) AS max_concurrency,
+            coalesce(c.release_interval_ms, q.channel_release_interval_ms, 0) AS release_interval,
+            coalesce(c.burst, q.channel_burst, 1) AS burst,
+            paused_until(c.paused, c.resume_at) AS paused_until,
+            l.weight AS old_weight, l.max_concurrency AS old_max_concurrency, l.burst AS old_burst,
+            l.release_interval AS old_release_interval, l.paused_until AS old_paused_until
+        FROM (SELECT) AS one
+        LEFT JOIN queue q ON q.name = v_queue
+        CROSS JOIN unnest(channels, ats, ids, ended, running) AS n (channel, at, id, ended, running)
         LEFT JOIN LATERAL (
             SELECT l.ctid AS row, l.* FROM lane l
             WHERE l.queue = v_queue AND l.channel = n.channel
             ORDER BY l.tag DESC LIMIT 1) l ON true
         LEFT JOIN channel c ON c.queue = v_queue AND c.name = n.channel
     ), head AS (
-        SELECT k.*, CASE
-                WHEN k.at IS NULL THEN false
-                WHEN k.was_idle THEN true
-                ELSE (k.at, k.id) < (k.head_at, k.head_id) END AS is_head
+        SELECT k.*, rebuild OR (k.at IS NOT NULL AND (k.due IS NULL OR (k.at, k.id) < (k.head_at, k.head_id))) AS moves,
+            CASE WHEN k.max_concurrency IS NULL THEN 0
+                ELSE coalesce(k.counted, greatest(k.running - coalesce(k.ended, 0), 0), 0) END AS new_running
         FROM known k
-    ), wanted AS MATERIALIZED (
-        SELECT h.row, h.channel, h.weight,
-            CASE WHEN h.was_idle AND NOT h.is_head THEN 'idle'
-                WHEN h.at <= now_ms AND h.is_head THEN 'ready'
-                WHEN h.is_head AND h.state IS DISTINCT FROM 'ready' THEN 'waiting'
-                ELSE h.state END AS state,
-            CASE WHEN h.at <= now_ms AND h.is_head AND h.state IS DISTINCT FROM 'ready'
-                THEN greatest(h.tag, v_vtime) ELSE coalesce(h.tag, v_vtime) END AS tag,
-            CASE WHEN h.at <= now_ms AND h.is_head AND h.state IS DISTINCT FROM 'ready'
-                THEN v_activations + row_number() OVER (ORDER BY h.id) ELSE coalesce(h.since, 0) END AS since,
-            CASE WHEN h.is_head THEN h.at ELSE h.head_at END AS head_at,
-            CASE WHEN h.is_head THEN h.id ELSE h.head_id END AS head_id
+    ), news AS (
+        SELECT h.*, CASE WHEN h.moves THEN h.at WHEN h.due IS NOT NULL THEN h.head_at END AS new_at,
+            CASE WHEN h.moves AND h.at IS NOT NULL THEN h.id ELSE coalesce(h.head_id, 0) END AS new_id
         FROM head h
-        WHERE h.is_head OR h.weight <> h.old_weight
+        WHERE h.moves OR (h.row IS NULL AND h.new_running > 0) OR h.new_running <> h.running OR h.counted IS NOT NULL
+            OR h.weight <> h.old_weight OR h.release_interval <> h.old_release_interval OR h.burst <> h.old_burst
+            OR (h.row IS NOT NULL AND (h.max_concurrency IS DISTINCT FROM h.old_max_concurrency
+                OR h.paused_until IS DISTINCT FROM h.old_paused_until))
+    ), timed AS (
+        SELECT n.*, lane_due(now_ms, n.new_at, n.paused_until, n.max_concurrency, n.new_running, n.release_interval,
+            n.burst, coalesce(n.released_at, 0)) AS new_due
+        FROM news n
+        WHERE n.row IS NOT NULL OR n.new_at IS NOT NULL OR n.new_running > 0
+    ), wanted AS MATERIALIZED (
+        -- Rebuilding gives all ready lanes new numbers, in the order of the old ones.
+        SELECT t.*, t.new_due IS NOT DISTINCT FROM 0 AND (rebuild OR t.due IS DISTINCT FROM 0) AS becomes_ready,
+            row_number() OVER (ORDER BY CASE WHEN t.due = 0 THEN t.since END NULLS LAST, t.new_id) AS nth
+        FROM timed t
     ), changed AS (
         UPDATE lane l
-        SET state = w.state, tag = w.tag, since = w.since, weight = w.weight, head_at = w.head_at,
-            head_id = w.head_id, due = CASE WHEN w.state = 'waiting' THEN w.head_at END
+        SET due = w.new_due,
+            tag = CASE WHEN w.becomes_ready THEN greatest(l.tag, v_vtime) ELSE l.tag END,
+            since = CASE WHEN w.becomes_ready THEN v_activations + w.nth ELSE l.since END,
+            head_at = coalesce(w.new_at, l.head_at), head_id = w.new_id,
+            weight = w.weight, max_concurrency = w.max_concurrency, release_interval = w.release_interval,
+            burst = w.burst, paused_until = w.paused_until, running = w.new_running,
+            counted_from = CASE WHEN w.counted IS NULL THEN l.counted_from ELSE v_turn END,
+            released_at = least(l.released_at, now_ms + (w.burst - 1) * w.release_interval)
         FROM wanted w
         WHERE l.ctid = w.row
     ), born AS (
-        INSERT INTO lane (queue, channel, state, tag, since, weight, head_at, head_id, due)
-        SELECT v_queue, w.channel, w.state, w.tag, w.since, w.weight, w.head_at, w.head_id,
-            CASE WHEN w.state = 'waiting' THEN w.head_at END
+        INSERT INTO lane (queue, channel, due, tag, since, head_at, head_id, weight, max_concurrency, release_interval,
+            burst, paused_until, running, counted_from, released_at)
+        SELECT v_queue, w.channel, w.new_due, v_vtime, CASE WHEN w.becomes_ready THEN v_activations + w.nth ELSE 0 END,
+            coalesce(w.new_at, 0), w.new_id, w.weight, w.max_concurrency, w.release_interval, w.burst, w.paused_until,
+            w.new_running, CASE WHEN w.counted IS NULL THEN 0 ELSE v_turn END, 0
         FROM wanted w
         WHERE w.row IS NULL
     )
-    SELECT v_activations + count(*), coalesce(min(w.head_at) FILTER (WHERE w.state = 'waiting'), 9223372036854775807)
+    SELECT v_activations + count(*), coalesce(min(w.new_due) FILTER (WHERE w.new_due > 0), 9223372036854775807)
     INTO activations, due_floor
     FROM wanted w;
 END
 $$;
 
--- Folds up to max_signals signals into lanes and deletes them.
+-- Folds up to max_signals signals into lanes and deletes them: the urgent ones, or the others.
 --
--- Called by message_dequeue, within the turn. news_from and news_open are rotation's: the signals that no fold has
--- seen are those of transactions from news_from on and of those that were in progress below it. Reading just these,
--- through the index on the transaction id, a fold never walks over the signals of the past.
--- Locks: the signals it deletes, which nobody else deletes, and the lanes that scheduler_activate changes.
+-- Called by message_dequeue, within the turn. horizon and open are rotation's: the signals that no fold has seen are
+-- those of transactions from the horizon on and of those that were in progress below it. Reading just these, through
+-- the index on the transaction id, a fold never walks over the signals of the past.
+-- Locks: the signals it deletes, which nobody else deletes, and what scheduler_recount and scheduler_activate lock.
 --
 -- Returns the new horizon, the number of activations so far, the earliest time at which a lane that now waits is due,
--- and whether signals may be left.
+-- how many leases that the queue counted have ended, whether the policy of the queue changed, and whether signals may
+-- be left.
 CREATE FUNCTION scheduler_fold(
-    queue text, vtime bigint, now_ms bigint, max_signals integer,
-    INOUT news_from xid8, INOUT news_open xid8[], INOUT activations bigint, OUT due_floor bigint, OUT more boolean
+    queue text, is_urgent boolean, turn bigint, vtime bigint, now_ms bigint, max_signals integer, counted_from bigint,
+    INOUT horizon xid8, INOUT open xid8[], INOUT activations bigint,
+    OUT due_floor bigint, OUT ended integer, OUT queue_changed boolean, OUT more boolean
 )
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -855,9 +2067,11 @@ AS $$
 #variable_conflict use_column
 DECLARE
     v_queue CONSTANT text := $1;
-    v_from CONSTANT xid8 := $5;
-    v_open CONSTANT xid8[] := $6;
-    v_activations CONSTANT bigint := $7;
+    v_turn CONSTANT bigint := $3;
+    v_counted_from CONSTANT bigint := $7;
+    v_from CONSTANT xid8 := $8;
+    v_open CONSTANT xid8[] := $9;
+    v_activations CONSTANT bigint := $10;
     v_snapshot pg_snapshot;
     v_folded integer;
     v_late integer;
@@ -865,59 +2079,156 @@ DECLARE
     v_channels text[];
     v_ats bigint[];
     v_ids bigint[];
+    v_ended integer[];
+    v_changed boolean[];
+    v_running integer[];
 BEGIN
     WITH late AS MATERIALIZED (
-        SELECT s.ctid AS row, s.channel, s.dequeue_at, s.message_id, s.xid, true AS is_late
+        SELECT s.ctid AS row, s.channel, s.dequeue_at, s.message_id, s.counted, s.xid, true AS is_late
         FROM signal s
-        WHERE s.queue = v_queue AND s.xid = ANY (v_open) AND s.xid < v_from
+        WHERE s.queue = v_queue AND s.urgent = is_urgent AND s.xid = ANY (v_open) AND s.xid < v_from
         LIMIT max_signals
     ), fresh AS MATERIALIZED (
-        SELECT s.ctid AS row, s.channel, s.dequeue_at, s.message_id, s.xid, false AS is_late
+        SELECT s.ctid AS row, s.channel, s.dequeue_at, s.message_id, s.counted, s.xid, false AS is_late
         FROM signal s
-        WHERE s.queue = v_queue AND s.xid >= v_from
+        WHERE s.queue = v_queue AND s.urgent = is_urgent AND s.xid >= v_from
         ORDER BY s.xid
         LIMIT max_signals
     ), batch AS MATERIALIZED (
-        SELECT * FROM late UNION ALL SELECT * FROM fresh
+        SELECT b.*, b.counted IS NOT NULL AND (b.message_id IS NULL OR b.dequeue_at IS NOT NULL OR coalesce((
+            SELECT coalesce(m.counted, -1) >= b.counted OR m.leased_until IS NULL
+            FROM message m WHERE m.id = b.message_id), true)) AS is_end
+        FROM (SELECT * FROM late UNION ALL SELECT * FROM fresh) b
     ), gone AS (
         DELETE FROM signal s USING batch b WHERE s.ctid = b.row
+    -- A lease that could not be marked when it was counted, and is still there: to be looked at again.
+    ), again AS (
+        INSERT INTO signal (queue, channel, message_id, counted, urgent)
+        SELECT v_queue, b.channel, b.message_id, b.counted, true
+        FROM batch b
+        WHERE b.counted IS NOT NULL AND NOT b.is_end
     ), news AS (
         SELECT b.channel, min(b.dequeue_at) AS at,
-            (array_agg(b.message_id ORDER BY b.dequeue_at, b.message_id))[1] AS id
+            (array_agg(b.message_id ORDER BY b.dequeue_at, b.message_id))[1] AS id,
+            array_agg(b.counted) FILTER (WHERE b.is_end) AS ends,
+            bool_or(b.message_id IS NULL AND b.counted IS NULL) AS changed
         FROM batch b
+        WHERE b.channel IS NOT NULL
         GROUP BY b.channel
     ), news_lists AS (
-        SELECT array_agg(n.channel) AS channels, array_agg(n.at) AS ats, array_agg(n.id) AS ids FROM news n
+        SELECT array_agg(n.channel) AS channels, array_agg(n.at) AS ats,
+            array_agg(CASE WHEN n.at IS NOT NULL THEN n.id END) AS ids, array_agg(e.ended) AS ended,
+            array_agg(n.changed) AS changed
+        FROM news n
+        CROSS JOIN LATERAL (
+            SELECT count(*)::integer AS ended
+            FROM unnest(n.ends) AS x
+            WHERE x >= (SELECT l.counted_from FROM lane l WHERE l.queue = v_queue AND l.channel = n.channel
+                ORDER BY l.tag DESC LIMIT 1)) e
     ), counts AS (
         SELECT count(*) FILTER (WHERE NOT b.is_late) AS folded, count(*) FILTER (WHERE b.is_late) AS late,
-            (array_agg(b.xid ORDER BY b.xid DESC))[1] AS last
+            (array_agg(b.xid ORDER BY b.xid DESC))[1] AS last,
+            count(*) FILTER (WHERE b.is_end AND b.counted >= v_counted_from) AS ended,
+            coalesce(bool_or(b.channel IS NULL), false) AS queue_changed
         FROM batch b
     )
-    SELECT pg_current_snapshot(), c.folded, c.late, c.last, l.channels, l.ats, l.ids
-    INTO v_snapshot, v_folded, v_late, v_last, v_channels, v_ats, v_ids
+    SELECT pg_current_snapshot(), c.folded, c.late, c.last, c.ended, c.queue_changed,
+        l.channels, l.ats, l.ids, l.ended, l.changed
+    INTO v_snapshot, v_folded, v_late, v_last, ended, queue_changed, v_channels, v_ats, v_ids, v_ended, v_changed
     FROM counts c, news_lists l;
 
     -- What was not visible to the statement above, and what it had no room for, is for the next fold. Its own
     -- transaction is always among these: it may go on to enqueue before it commits.
     more := v_folded = max_signals OR v_late = max_signals;
-    news_from := CASE WHEN v_folded = max_signals THEN v_last ELSE pg_snapshot_xmax(v_snapshot) END;
-    news_open := ARRAY(
-        SELECT x FROM pg_snapshot_xip(v_snapshot) AS x WHERE x < news_from
+    horizon := CASE WHEN v_folded = max_signals THEN v_last ELSE pg_snapshot_xmax(v_snapshot) END;
+    open := ARRAY(
+        SELECT x FROM pg_snapshot_xip(v_snapshot) AS x WHERE x < horizon
         UNION
         SELECT pg_current_xact_id()
         UNION
         SELECT x FROM unnest(v_open) AS x WHERE v_late = max_signals);
+    IF true = ANY (v_changed) THEN
+        SELECT r.running INTO v_running FROM scheduler_recount(v_queue, v_turn, v_channels, v_changed, false) r;
+    END IF;
     SELECT a.activations, a.due_floor INTO activations, due_floor
-    FROM scheduler_activate(v_queue, vtime, now_ms, v_channels, v_ats, v_ids, v_activations) a;
+    FROM scheduler_activate(v_queue, v_turn, vtime, now_ms, v_channels, v_ats, v_ids, v_ended, v_running, false,
+        v_activations) a;
+END
+$$;
+
+-- Derives everything that the scheduler keeps for a queue anew from the rows of message, channel and queue.
+--
+-- Called by message_dequeue, within the turn, when the policy of the whole queue changed, when messages were truncated,
+-- and when the clock was set back; and by scheduler_repair. Tags stay: whom the rotation owes what can't be derived.
+-- Locks: the lanes of the queue; its leases, as far as nobody else holds them (scheduler_recount).
+--
+-- Returns what is to be written to rotation. Takes time in proportion to the number of lanes and leases.
+CREATE FUNCTION scheduler_rebuild(
+    queue text, turn bigint, vtime bigint, now_ms bigint, INOUT activations bigint,
+    OUT due_floor bigint, OUT lease_floor timestamptz, OUT max_concurrency integer, OUT paused_until bigint,
+    OUT running integer
+)
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan
+SET jit = off
+SET enable_seqscan = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_queue CONSTANT text := $1;
+    v_activations CONSTANT bigint := $5;
+    v_channels text[];
+    v_ats bigint[];
+    v_ids bigint[];
+    v_running integer[];
+BEGIN
+    SELECT q.max_concurrency, paused_until(q.paused, q.resume_at) INTO max_concurrency, paused_until
+    FROM queue q WHERE q.name = v_queue;
+
+    WITH RECURSIVE walk AS (
+        (SELECT m.channel FROM message m WHERE m.queue = v_queue AND m.leased_until IS NULL
+         ORDER BY m.channel LIMIT 1)
+        UNION ALL
+        SELECT (SELECT m.channel FROM message m
+                WHERE m.queue = v_queue AND m.leased_until IS NULL AND m.channel > w.channel
+                ORDER BY m.channel LIMIT 1)
+        FROM walk w WHERE w.channel IS NOT NULL
+    ), known AS (
+        SELECT w.channel FROM walk w WHERE w.channel IS NOT NULL
+        UNION
+        SELECT l.channel FROM lane l WHERE l.queue = v_queue
+        UNION
+        SELECT m.channel FROM message m WHERE m.queue = v_queue AND m.leased_until IS NOT NULL
+    )
+    SELECT array_agg(k.channel), array_agg(h.dequeue_at), array_agg(h.id)
+    INTO v_channels, v_ats, v_ids
+    FROM known k
+    LEFT JOIN LATERAL (
+        SELECT m.dequeue_at, m.id FROM message m
+        WHERE m.queue = v_queue AND m.channel = k.channel AND m.leased_until IS NULL
+        ORDER BY m.dequeue_at, m.id LIMIT 1) h ON true;
+
+    SELECT c.running, coalesce(c.total, 0) INTO v_running, running
+    FROM scheduler_recount(v_queue, turn, v_channels, array_fill(true, ARRAY[coalesce(cardinality(v_channels), 0)]),
+        max_concurrency IS NOT NULL) c;
+    SELECT a.activations, a.due_floor INTO activations, due_floor
+    FROM scheduler_activate(v_queue, turn, vtime, now_ms, v_channels, v_ats, v_ids, NULL, v_running, true,
+        v_activations) a;
+    lease_floor := coalesce(
+        (SELECT m.leased_until FROM message m WHERE m.queue = v_queue AND m.leased_until IS NOT NULL
+         ORDER BY m.leased_until LIMIT 1),
+        'infinity');
 END
 $$;
 
 -- Puts messages whose lease ran out back into their own channels, in their old places.
 --
--- Called by message_dequeue, which holds the turn, when a lease may have ended. The attempt stays counted. The
--- trigger message_moved signals the channels, so that each waits for its place in the rotation like any other.
--- Locks: the rows it returns to ready. Rows that somebody else holds are left for a later call: a completion may be
--- on its way in a long transaction, and the fence decides afterwards.
+-- Called by message_dequeue, which holds the turn, when a lease may have ended. The attempt stays counted: a message
+-- that has no more of them becomes a dead letter. The trigger message_moved signals the channels, so that each waits
+-- for its place in the rotation like any other.
+-- Locks: the rows it returns to ready or takes out. Rows that somebody else holds are left for a later call: a completion
+-- may be on its way in a long transaction, and the fence decides afterwards.
 --
 -- Returns the lower bound of all lease ends from now on, and whether leases that ran out may be left.
 CREATE FUNCTION scheduler_reclaim(
@@ -930,28 +2241,120 @@ AS $$
 DECLARE
     v_queue CONSTANT text := $1;
     v_floor CONSTANT timestamptz := $3;
+    v_max_attempts CONSTANT integer := coalesce((SELECT q.max_attempts FROM queue q WHERE q.name = $1), 20);
     v_expired integer;
+    v_dead bigint[];
 BEGIN
     WITH expired AS MATERIALIZED (
-        SELECT m.ctid AS row
+        SELECT m.ctid AS row, m.id,
+            m.attempt::bigint - m.forgiven >= coalesce(m.max_attempts, v_max_attempts) AS is_dead
         FROM message m
         WHERE m.queue = v_queue AND m.leased_until >= v_floor AND m.leased_until <= clock
         ORDER BY m.leased_until
         LIMIT max_messages
-        FOR NO KEY UPDATE SKIP LOCKED
+        FOR UPDATE SKIP LOCKED
+    ), back AS (
+        UPDATE message m
+        SET leased_until = NULL, error = format('the lease of attempt %s ran out', m.attempt)
+        FROM expired e
+        WHERE m.ctid = e.row AND NOT e.is_dead
     )
-    UPDATE message m
-    SET leased_until = NULL, error = format('the lease of attempt %s ran out', m.attempt)
-    FROM expired e
-    WHERE m.ctid = e.row;
+    SELECT count(*), array_agg(e.id) FILTER (WHERE e.is_dead) INTO v_expired, v_dead FROM expired e;
 
-    GET DIAGNOSTICS v_expired = ROW_COUNT;
+    IF v_dead IS NOT NULL THEN
+        DECLARE
+            v_timeout CONSTANT text := current_setting('lock_timeout');
+        BEGIN
+            PERFORM set_config('lock_timeout', '100ms', true);
+            PERFORM message_finish(v_dead, 'dead', 'the lease of the last attempt ran out');
+            PERFORM set_config('lock_timeout', v_timeout, true);
+        EXCEPTION WHEN others THEN
+            -- A foreign key of the application's forbids it, or makes it wait. That must not stop the queue.
+            UPDATE message m
+            SET leased_until = NULL, error = format('the lease of attempt %s ran out; no dead letter: %s', m.attempt, SQLERRM)
+            FROM unnest(v_dead) AS d (id)
+            WHERE m.id = d.id;
+        END;
+    END IF;
     more := v_expired = max_messages;
     lease_floor := coalesce(
         (SELECT m.leased_until FROM message m
          WHERE m.queue = v_queue AND m.leased_until >= v_floor
          ORDER BY m.leased_until LIMIT 1),
         'infinity');
+END
+$$;
+
+-- Counts the leases of some channels, and marks them as counted in this turn: each will signal its end.
+--
+-- Called by scheduler_fold for channels whose policy changed, and by scheduler_rebuild for all, within the turn. Leases
+-- taken without a limit aren't counted one by one; this is what catches up when a limit is set, and what replaces a
+-- number that is in doubt. A lease that somebody else holds, so that it can't be marked, counts too: a signal has it
+-- looked at again (see signal) until it is over.
+-- Locks: the leases it marks, until the end of the transaction. It waits for nobody.
+--
+-- Returns for each channel the number of its leases, null where it has no max_concurrency or none is wanted; and with
+-- whole_queue the number of all leases, which are marked then.
+CREATE FUNCTION scheduler_recount(
+    queue text, turn bigint, channels text[], wanted boolean[], whole_queue boolean,
+    OUT running integer[], OUT total integer
+)
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan
+SET jit = off
+SET enable_seqscan = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_queue CONSTANT text := $1;
+    v_turn CONSTANT bigint := $2;
+BEGIN
+    WITH named AS MATERIALIZED (
+        SELECT n.channel
+        FROM (SELECT) AS one
+        LEFT JOIN queue q ON q.name = v_queue
+        CROSS JOIN unnest(channels, wanted) AS n (channel, wanted)
+        LEFT JOIN LATERAL (
+            SELECT c.max_concurrency FROM channel c WHERE c.queue = v_queue AND c.name = n.channel LIMIT 1) c ON true
+        WHERE n.wanted AND coalesce(c.max_concurrency, q.channel_max_concurrency) IS NOT NULL
+    ), leases AS MATERIALIZED (
+        SELECT m.ctid AS row, m.id, m.channel
+        FROM message m
+        WHERE (whole_queue OR (SELECT count(*) FROM named) > 0)
+            AND m.queue = v_queue AND m.leased_until IS NOT NULL
+            AND (whole_queue OR m.channel IN (SELECT n.channel FROM named n))
+    ), held AS MATERIALIZED (
+        SELECT m.ctid AS row
+        FROM leases l JOIN message m ON m.ctid = l.row
+        WHERE m.leased_until IS NOT NULL
+        FOR NO KEY UPDATE OF m SKIP LOCKED
+    ), marked AS (
+        UPDATE message m SET counted = v_turn FROM held h WHERE m.ctid = h.row RETURNING m.id, m.channel
+    ), doubtful AS (
+        SELECT l.id, l.channel FROM leases l
+        EXCEPT
+        SELECT k.id, k.channel FROM marked k
+    ), watched AS (
+        INSERT INTO signal (queue, channel, message_id, counted, urgent)
+        SELECT v_queue, d.channel, d.id, v_turn, true
+        FROM doubtful d
+    -- Without a join, whose plan could not be right for one channel and for all.
+    ), counts AS (
+        SELECT max(x.nth) AS nth, bool_or(x.is_wanted) AS is_wanted, count(*) FILTER (WHERE x.is_lease) AS leases
+        FROM (
+            SELECT a.channel, a.nth, false AS is_wanted, false AS is_lease
+            FROM unnest(channels) WITH ORDINALITY AS a (channel, nth)
+            UNION ALL
+            SELECT n.channel, NULL, true, false FROM named n
+            UNION ALL
+            SELECT l.channel, NULL, false, true FROM leases l) x
+        GROUP BY x.channel
+    )
+    SELECT array_agg(CASE WHEN c.is_wanted THEN c.leases END ORDER BY c.nth) FILTER (WHERE c.nth IS NOT NULL),
+        CASE WHEN whole_queue THEN (SELECT count(*) FROM leases)::integer END
+    INTO running, total
+    FROM counts c;
 END
 $$;
 
@@ -964,7 +2367,7 @@ $$;
 -- Returns the last channel looked at ('' when the round is complete), the number of activations so far, and the
 -- earliest time at which a lane that now waits is due.
 CREATE FUNCTION scheduler_sweep(
-    queue text, vtime bigint, now_ms bigint, max_channels integer,
+    queue text, turn bigint, vtime bigint, now_ms bigint, max_channels integer,
     INOUT swept text, INOUT activations bigint, OUT due_floor bigint
 )
 LANGUAGE plpgsql
@@ -976,8 +2379,8 @@ AS $$
 #variable_conflict use_column
 DECLARE
     v_queue CONSTANT text := $1;
-    v_swept CONSTANT text := $5;
-    v_activations CONSTANT bigint := $6;
+    v_swept CONSTANT text := $6;
+    v_activations CONSTANT bigint := $7;
     v_channels text[];
     v_ats bigint[];
     v_ids bigint[];
@@ -1001,18 +2404,19 @@ BEGIN
     FROM step s;
 
     SELECT a.activations, a.due_floor INTO activations, due_floor
-    FROM scheduler_activate(v_queue, vtime, now_ms, v_channels, v_ats, v_ids, v_activations) a;
+    FROM scheduler_activate(v_queue, turn, vtime, now_ms, v_channels, v_ats, v_ids, NULL, NULL, false, v_activations) a;
 END
 $$;
 
 -- Removes lanes that have been idle so long that forgetting them changes nothing, and keeps tags small.
 --
 -- Called by message_dequeue now and then, within the turn. An idle lane behind the virtual time would start at the
--- virtual time anyway. Tags start again from zero long before they reach the end of bigint.
+-- virtual time anyway; one whose limits still count something is looked at again later. Tags start again from zero
+-- long before they reach the end of bigint.
 -- Locks: the lanes it removes or rewrites.
 --
 -- Returns the virtual time and the tag below which no idle lane is left.
-CREATE FUNCTION scheduler_tidy(queue text, INOUT vtime bigint, INOUT idle_floor bigint)
+CREATE FUNCTION scheduler_tidy(queue text, now_ms bigint, INOUT vtime bigint, INOUT idle_floor bigint)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan
@@ -1022,26 +2426,30 @@ AS $$
 #variable_conflict use_column
 DECLARE
     v_queue CONSTANT text := $1;
-    v_floor CONSTANT bigint := $3;
+    v_vtime CONSTANT bigint := $3;
+    v_floor CONSTANT bigint := $4;
     -- A lane that is used often is kept: only those 64 messages (of cost and weight 1) behind are removed.
-    v_keep CONSTANT bigint := $2 - 64 * lane_step(1, 1);
+    v_keep CONSTANT bigint := $3 - 64 * lane_step(1, 1);
     v_last bigint;
-    v_removed integer;
+    v_seen integer;
 BEGIN
     IF v_keep > v_floor THEN
         WITH old AS MATERIALIZED (
-            SELECT l.ctid AS row FROM lane l
-            WHERE l.queue = v_queue AND l.state = 'idle' AND l.tag >= v_floor AND l.tag < v_keep
+            SELECT l.ctid AS row, l.tag, l.running = 0 AND l.released_at + l.release_interval <= now_ms AS is_done
+            FROM lane l
+            WHERE l.queue = v_queue AND l.due IS NULL AND l.tag >= v_floor AND l.tag < v_keep
             ORDER BY l.tag
             LIMIT 10000
         ), removed AS (
-            DELETE FROM lane l USING old o WHERE l.ctid = o.row RETURNING l.tag
+            DELETE FROM lane l USING old o WHERE l.ctid = o.row AND o.is_done
+        ), kept AS (
+            UPDATE lane l SET tag = v_vtime FROM old o WHERE l.ctid = o.row AND NOT o.is_done
         )
-        SELECT count(*), max(r.tag) INTO v_removed, v_last FROM removed r;
-        idle_floor := CASE WHEN v_removed < 10000 THEN v_keep ELSE v_last END;
+        SELECT count(*), max(o.tag) INTO v_seen, v_last FROM old o;
+        idle_floor := CASE WHEN v_seen < 10000 THEN v_keep ELSE v_last END;
     END IF;
     IF vtime > 1000000000000000000 THEN
-        UPDATE lane l SET tag = greatest(l.tag - $2, 0) WHERE l.queue = v_queue;
+        UPDATE lane l SET tag = greatest(l.tag - v_vtime, 0) WHERE l.queue = v_queue;
         vtime := 0;
         idle_floor := -1;
     END IF;
@@ -1115,13 +2523,13 @@ DECLARE
 BEGIN
     WITH due AS MATERIALIZED (
         SELECT l.ctid AS row, l.due, l.head_id FROM lane l
-        WHERE l.queue = v_queue AND l.state = 'waiting' AND l.due >= v_floor AND l.due <= now_ms
+        WHERE l.queue = v_queue AND l.due > 0 AND l.due >= v_floor AND l.due <= now_ms
         ORDER BY l.due
         LIMIT max_lanes
     ), numbered AS MATERIALIZED (
         SELECT d.row, v_activations + row_number() OVER (ORDER BY d.due, d.head_id) AS since FROM due d
     )
-    UPDATE lane l SET state = 'ready', tag = greatest(l.tag, v_vtime), since = n.since, due = NULL
+    UPDATE lane l SET due = 0, tag = greatest(l.tag, v_vtime), since = n.since
     FROM numbered n
     WHERE l.ctid = n.row;
 
@@ -1129,7 +2537,7 @@ BEGIN
     activations := v_activations + v_woken;
     due_floor := coalesce(
         (SELECT l.due FROM lane l
-         WHERE l.queue = v_queue AND l.state = 'waiting' AND l.due >= v_floor
+         WHERE l.queue = v_queue AND l.due > 0 AND l.due >= v_floor
          ORDER BY l.due LIMIT 1),
         9223372036854775807);
 END
@@ -1149,10 +2557,10 @@ SET search_path FROM CURRENT
 AS $$
 BEGIN
     IF TG_OP <> 'INSERT' THEN
-        INSERT INTO signal (queue, channel) VALUES (OLD.queue, OLD.name);
+        INSERT INTO signal (queue, channel, urgent) VALUES (OLD.queue, OLD.name, true);
     END IF;
     IF TG_OP <> 'DELETE' THEN
-        INSERT INTO signal (queue, channel) VALUES (NEW.queue, NEW.name);
+        INSERT INTO signal (queue, channel, urgent) VALUES (NEW.queue, NEW.name, true);
     END IF;
     RETURN NULL;
 END
@@ -1169,8 +2577,8 @@ LANGUAGE plpgsql SECURITY DEFINER
 SET search_path FROM CURRENT
 AS $$
 BEGIN
-    INSERT INTO signal (queue, channel, dequeue_at, message_id)
-    SELECT n.queue, n.channel, min(n.dequeue_at), min(n.id)
+    INSERT INTO signal (queue, channel, dequeue_at, message_id, urgent)
+    SELECT n.queue, n.channel, min(n.dequeue_at), min(n.id), false
     FROM new_messages n
     GROUP BY n.queue, n.channel;
     RETURN NULL;
@@ -1179,39 +2587,100 @@ $$;
 
 REVOKE EXECUTE ON FUNCTION signal_enqueued FROM PUBLIC;
 
--- Trigger function of message_moved: a signal for a message that became ready, or whose place changed.
+-- Trigger function of message_freed: tells the scheduler that a counted lease ended with its message.
+--
+-- Locks: none that anybody waits for; it appends a row.
+CREATE FUNCTION signal_freed() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+    INSERT INTO signal (queue, channel, counted, urgent) VALUES (OLD.queue, OLD.channel, OLD.counted, true);
+    RETURN NULL;
+END
+$$;
+
+REVOKE EXECUTE ON FUNCTION signal_freed FROM PUBLIC;
+
+-- Trigger function of message_moved: a signal for a message that became ready, or whose place changed; with it the end
+-- of its lease, if that was counted.
 --
 -- Locks: none that anybody waits for; it appends a row.
 CREATE FUNCTION signal_moved() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path FROM CURRENT
 AS $$
+DECLARE
+    v_counted CONSTANT bigint := CASE WHEN OLD.leased_until IS NOT NULL THEN OLD.counted END;
 BEGIN
-    INSERT INTO signal (queue, channel, dequeue_at, message_id)
-    VALUES (NEW.queue, NEW.channel, NEW.dequeue_at, NEW.id);
+    INSERT INTO signal (queue, channel, dequeue_at, message_id, counted, urgent)
+    VALUES (NEW.queue, NEW.channel, NEW.dequeue_at, NEW.id, v_counted, v_counted IS NOT NULL);
     RETURN NULL;
 END
 $$;
 
 REVOKE EXECUTE ON FUNCTION signal_moved FROM PUBLIC;
 
--- A point in time as Unix time in whole milliseconds, rounded down: the unit of message.dequeue_at.
+-- Trigger function of queue_changed: tells the scheduler to read the policy of a queue again.
 --
--- Called by the functions here and by statements of the client library; takes no lock.
-CREATE FUNCTION unix_ms(at timestamptz) RETURNS bigint
-LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN floor(extract(epoch FROM at) * 1000)::bigint;
+-- Locks: none that anybody waits for; it appends rows.
+CREATE FUNCTION signal_queue() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+    IF TG_OP <> 'INSERT' THEN
+        INSERT INTO signal (queue, urgent) VALUES (OLD.name, true);
+    END IF;
+    IF TG_OP <> 'DELETE' THEN
+        INSERT INTO signal (queue, urgent) VALUES (NEW.name, true);
+    END IF;
+    RETURN NULL;
+END
+$$;
+
+REVOKE EXECUTE ON FUNCTION signal_queue FROM PUBLIC;
+
+-- Trigger function of message_truncated: whatever the scheduler counts of messages has to be counted anew.
+--
+-- Locks: none that anybody waits for; it appends rows.
+CREATE FUNCTION signal_truncated() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+    INSERT INTO signal (queue, urgent) SELECT DISTINCT r.queue, true FROM rotation r;
+    RETURN NULL;
+END
+$$;
+
+REVOKE EXECUTE ON FUNCTION signal_truncated FROM PUBLIC;
 
 -- A changed policy takes effect at the next dequeue.
 CREATE TRIGGER channel_changed
-AFTER INSERT OR DELETE OR UPDATE OF queue, name, weight ON channel
+AFTER INSERT OR DELETE OR UPDATE OF queue, name, weight, max_concurrency, release_interval_ms, burst, paused, resume_at
+ON channel
 FOR EACH ROW EXECUTE FUNCTION signal_channel();
+
+-- A channel with a max_size takes in no more. By its name it comes before message_enqueued: the signal of a message
+-- that is dropped finds nothing, and does no harm.
+CREATE TRIGGER message_bounded
+AFTER INSERT ON message
+REFERENCING NEW TABLE AS new_messages
+FOR EACH STATEMENT EXECUTE FUNCTION bound_enqueued();
 
 -- Enqueueing signals the channels: once a statement, so that bulk inserts and COPY cost one signal a channel.
 CREATE TRIGGER message_enqueued
 AFTER INSERT ON message
 REFERENCING NEW TABLE AS new_messages
 FOR EACH STATEMENT EXECUTE FUNCTION signal_enqueued();
+
+-- However a message that counts toward a limit leaves the queue, completed, cancelled or deleted: there is room again.
+CREATE TRIGGER message_freed
+AFTER DELETE ON message
+FOR EACH ROW
+WHEN (OLD.counted IS NOT NULL AND OLD.leased_until IS NOT NULL)
+EXECUTE FUNCTION signal_freed();
 
 -- A lease that ended without completion, or a user's edit, may put a ready message before the head of its lane.
 -- Leasing itself (leased_until set) does not fire it.
@@ -1221,3 +2690,22 @@ FOR EACH ROW
 WHEN (NEW.leased_until IS NULL AND (OLD.leased_until IS NOT NULL OR OLD.queue <> NEW.queue
     OR OLD.channel <> NEW.channel OR OLD.dequeue_at <> NEW.dequeue_at))
 EXECUTE FUNCTION signal_moved();
+
+-- What a channel's limits count stays in the channel until it is over.
+CREATE TRIGGER message_stays
+BEFORE UPDATE OF queue, channel ON message
+FOR EACH ROW
+WHEN (OLD.leased_until IS NOT NULL AND (OLD.queue <> NEW.queue OR OLD.channel <> NEW.channel))
+EXECUTE FUNCTION refuse_move();
+
+-- TRUNCATE takes leases away without a word to the other triggers.
+CREATE TRIGGER message_truncated
+AFTER TRUNCATE ON message
+FOR EACH STATEMENT EXECUTE FUNCTION signal_truncated();
+
+-- A changed policy takes effect at the next dequeue, which then goes through all lanes of the queue.
+CREATE TRIGGER queue_changed
+AFTER INSERT OR DELETE OR UPDATE OF name, max_concurrency, paused, resume_at, channel_weight, channel_max_concurrency,
+    channel_release_interval_ms, channel_burst
+ON queue
+FOR EACH ROW EXECUTE FUNCTION signal_queue();

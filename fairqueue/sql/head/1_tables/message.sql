@@ -3,26 +3,42 @@
 -- Users insert, dequeues lease (UPDATE), completions delete. A message is ready when leased_until is null; it is
 -- served in the order (dequeue_at, id) of its channel and never before the database clock reaches dequeue_at.
 CREATE TABLE message (
-    id            bigint           GENERATED ALWAYS AS IDENTITY,
-    queue         text             NOT NULL DEFAULT 'default',
-    channel       text             NOT NULL,
-    payload       jsonb,
-    body          bytea,
+    id               bigint           GENERATED ALWAYS AS IDENTITY,
+    queue            text             NOT NULL DEFAULT 'default',
+    channel          text             NOT NULL,
+    -- No two live messages of a channel have the same.
+    key              text,
+    payload          jsonb,
+    body             bytea,
     -- Unix time in milliseconds. Historic, zero or negative: priority inside the channel.
-    dequeue_at    bigint           NOT NULL DEFAULT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint,
+    dequeue_at       bigint           NOT NULL DEFAULT unix_ms(clock()),
     -- How much of the channel's share this message uses up, in units that the application chooses.
-    cost          double precision NOT NULL DEFAULT 1,
+    cost             double precision NOT NULL DEFAULT 1,
+    -- What differs from the policy of the queue: failed attempts before it is dead, seconds before the second one.
+    max_attempts     integer,
+    backoff          double precision,
     -- How often it has been leased. With the id it is the fence: a lease is (id, attempt).
-    attempt       integer          NOT NULL DEFAULT 0,
-    leased_until  timestamptz,
+    attempt          integer          NOT NULL DEFAULT 0,
+    -- How many of those don't count against max_attempts: deferrals, and attempts before it was put back from the dead.
+    forgiven         integer          NOT NULL DEFAULT 0,
+    leased_until     timestamptz,
+    first_leased_at  timestamptz,
+    leased_at        timestamptz,
+    -- Who leased it last, if that worker has a name.
+    worker           text,
+    -- The turn in which its lease was counted toward a max_concurrency; null: there was none.
+    counted          bigint,
     -- What a deferral saved for the next attempt, and what the last failure said.
-    state         jsonb,
-    error         text,
-    created_at    timestamptz      NOT NULL DEFAULT clock_timestamp(),
+    state            jsonb,
+    error            text,
+    created_at       timestamptz      NOT NULL DEFAULT clock(),
     CONSTRAINT message_pkey PRIMARY KEY (id),
     CONSTRAINT message_queue_length CHECK (char_length(queue) BETWEEN 1 AND 255),
     CONSTRAINT message_channel_length CHECK (char_length(channel) BETWEEN 1 AND 255),
+    CONSTRAINT message_key_length CHECK (char_length(key) BETWEEN 1 AND 255),
     CONSTRAINT message_cost_range CHECK (cost > 0 AND cost <= 1000000),
+    CONSTRAINT message_max_attempts_range CHECK (max_attempts >= 1),
+    CONSTRAINT message_backoff_range CHECK (backoff >= 0 AND backoff <= 31557600),
     CONSTRAINT message_payload_size CHECK (pg_column_size(payload) <= 67108864),
     CONSTRAINT message_body_size CHECK (octet_length(body) <= 67108864)
 );
@@ -32,3 +48,5 @@ CREATE INDEX message_ready ON message (queue, channel, dequeue_at, id) WHERE lea
 
 -- Leases by their end: what a dequeue looks at to find those that ran out.
 CREATE INDEX message_leased ON message (queue, leased_until) WHERE leased_until IS NOT NULL;
+
+CREATE UNIQUE INDEX message_key ON message (queue, channel, key) WHERE key IS NOT NULL;

@@ -5,23 +5,35 @@
 -- every dequeue that does something; being keyed by a number that grows, it is read as the last entry of its index
 -- and costs the same however many dead versions lie before it.
 CREATE TABLE rotation (
-    queue        text        NOT NULL,
-    turn         bigint      NOT NULL,
+    queue            text        NOT NULL,
+    turn             bigint      NOT NULL,
     -- Start tag of the message served last: where a channel that becomes active starts. Only ever grows.
-    vtime        bigint      NOT NULL,
+    vtime            bigint      NOT NULL,
     -- The lane of that message: every ready lane comes after (vtime, vsince).
-    vsince       bigint      NOT NULL,
+    vsince           bigint      NOT NULL,
     -- How many lanes have become ready so far: the number that the next one gets, less 1.
-    activations  bigint      NOT NULL,
-    -- Signals of transactions from news_from on, and of those in news_open, have not been folded yet.
-    news_from    xid8        NOT NULL,
-    news_open    xid8[]      NOT NULL,
+    activations      bigint      NOT NULL,
+    -- Signals of transactions from news_from on, and of those in news_open, have not been folded yet; likewise the
+    -- urgent ones.
+    news_from        xid8        NOT NULL,
+    news_open        xid8[]      NOT NULL,
+    urgent_from      xid8        NOT NULL,
+    urgent_open      xid8[]      NOT NULL,
     -- No lease ends, and no waiting lane is due, before these.
-    lease_floor  timestamptz NOT NULL,
-    due_floor    bigint      NOT NULL,
+    lease_floor      timestamptz NOT NULL,
+    due_floor        bigint      NOT NULL,
     -- Idle lanes below this tag have been removed.
-    idle_floor   bigint      NOT NULL,
+    idle_floor       bigint      NOT NULL,
     -- The last channel that scheduler_sweep looked at ('' at the start of a round).
-    swept        text        NOT NULL,
+    swept            text        NOT NULL,
+    -- The policy of the queue and what it counts, as in lane.
+    max_concurrency  integer,
+    paused_until     bigint,
+    running          integer     NOT NULL,
+    counted_from     bigint      NOT NULL,
+    -- The time of this turn, in Unix milliseconds, to notice a clock that was set back.
+    clock            bigint      NOT NULL,
+    -- When history_maintain is to be called next, in Unix milliseconds.
+    maintain_at      bigint      NOT NULL,
     CONSTRAINT rotation_pkey PRIMARY KEY (queue, turn)
 ) WITH (autovacuum_vacuum_scale_factor = 0.05);

@@ -1,15 +1,21 @@
--- News for the scheduler: "channel c may have something ready from (dequeue_at, message_id) on", or, with both null,
--- "the policy of channel c changed".
+-- News for the scheduler. What a row says depends on what it has:
+--   dequeue_at and message_id   the channel may have something ready from that place on
+--   counted                     a lease of the channel that was counted in that turn has ended
+--   message_id and counted      ended, or will: message_id was held by somebody else when leases were counted
+--   none of these               the policy of the channel changed; without a channel, that of the queue
 --
 -- Written by the triggers, append-only, in the writer's own transaction, so that enqueueing waits for nobody.
 -- Dequeues fold signals into lanes and delete them (scheduler_fold). The transaction id, not the order of arrival,
 -- is what a fold resumes from: ids are given at insert but rows are seen at commit.
 CREATE TABLE signal (
-    queue       text   NOT NULL,
-    channel     text   NOT NULL,
+    queue       text    NOT NULL,
+    channel     text,
     dequeue_at  bigint,
     message_id  bigint,
-    xid         xid8   NOT NULL DEFAULT pg_current_xact_id()
+    counted     bigint,
+    -- All but mere arrivals: a flood of those must hide neither a new limit nor the end of a lease.
+    urgent      boolean NOT NULL,
+    xid         xid8    NOT NULL DEFAULT pg_current_xact_id()
 ) WITH (autovacuum_vacuum_scale_factor = 0.05);
 
-CREATE INDEX signal_news ON signal (queue, xid);
+CREATE INDEX signal_news ON signal (queue, urgent, xid);

@@ -1,9 +1,11 @@
 -- What happened to each message of a call, in the order given: done_result for those in done, else why not.
 --
--- Called by the functions that end or extend leases, at their end; takes no lock. 'stale': the message is there, but
--- the lease is over. 'not_found': there is no such message any more. Attempts are null where they don't matter.
+-- Called by the functions that end or extend leases, at their end; takes no lock. 'dead': done, and a dead letter now.
+-- 'stale': the message is there, but the lease is over. 'not_found': there is no such message any more. Attempts are
+-- null where they don't matter.
 CREATE FUNCTION lease_results(
-    ids bigint[], attempts integer[], done bigint[], done_attempts integer[], done_result text
+    ids bigint[], attempts integer[], done bigint[], done_attempts integer[], done_result text,
+    dead bigint[] DEFAULT NULL
 ) RETURNS TABLE (id bigint, result text)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -16,17 +18,18 @@ SET enable_nestloop = off
 AS $$
 #variable_conflict use_column
 BEGIN
-    IF cardinality(done) = cardinality(ids) THEN
+    IF cardinality(done) = cardinality(ids) AND dead IS NULL THEN
         RETURN QUERY SELECT l.id, done_result FROM unnest(ids) AS l (id);
         RETURN;
     END IF;
     RETURN QUERY
     -- A scalar subquery, as EXISTS might be answered by hashing the whole table.
-    SELECT l.id, CASE WHEN d.id IS NOT NULL THEN done_result
+    SELECT l.id, CASE WHEN d.id IS NOT NULL AND x.id IS NOT NULL THEN 'dead' WHEN d.id IS NOT NULL THEN done_result
         ELSE coalesce((SELECT 'stale' FROM message m WHERE m.id = l.id), 'not_found') END
     FROM unnest(ids, attempts) WITH ORDINALITY AS l (id, attempt, n)
     LEFT JOIN unnest(done, done_attempts) AS d (id, attempt)
         ON d.id = l.id AND coalesce(d.attempt, 0) = coalesce(l.attempt, 0)
+    LEFT JOIN unnest(dead) AS x (id) ON x.id = l.id
     ORDER BY l.n;
 END
 $$;

@@ -8,10 +8,6 @@ LANGUAGE plpgsql SECURITY DEFINER
 SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan
 SET jit = off
-SET enable_seqscan = off
-SET enable_bitmapscan = off
-SET enable_hashjoin = off
-SET enable_mergejoin = off
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -20,12 +16,7 @@ BEGIN
     IF ids IS NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = 'ids must be a list of message ids, not null';
     END IF;
-    WITH named AS MATERIALIZED (
-        SELECT l.id FROM unnest(ids) AS l (id) ORDER BY l.id
-    ), done AS (
-        DELETE FROM message m USING named l WHERE m.id = l.id RETURNING m.id
-    )
-    SELECT array_agg(d.id) INTO v_done FROM done d;
+    v_done := message_finish(ids, 'cancelled');
 
     RETURN QUERY SELECT * FROM lease_results(ids, NULL, v_done, NULL, 'cancelled');
 END

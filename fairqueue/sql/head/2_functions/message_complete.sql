@@ -1,7 +1,8 @@
 -- Ends leases whose work is done: the messages are gone when the caller's transaction commits.
 --
 -- Called by workers, best in the transaction of the work itself. Returns for each lease, in the order given,
--- 'completed', 'stale' (the lease ran out and the message is, or was, somebody else's) or 'not_found'.
+-- 'completed', 'stale' (the lease ran out and the message is, or was, somebody else's) or 'not_found'. Writes history,
+-- unless the queue's history_days is 0.
 -- Locks: the messages it deletes, until the end of the transaction. Only another act on the same lease waits for them.
 CREATE FUNCTION message_complete(ids bigint[], attempts integer[]) RETURNS TABLE (id bigint, result text)
 LANGUAGE plpgsql SECURITY DEFINER
@@ -23,7 +24,15 @@ BEGIN
     ), done AS (
         DELETE FROM message m USING lease l
         WHERE m.id = l.id AND m.attempt = l.attempt AND is_leased(m.leased_until)
-        RETURNING m.id, m.attempt
+        RETURNING m.id, m.queue, m.channel, m.key, m.attempt, m.cost, m.worker, m.dequeue_at, m.created_at,
+            m.first_leased_at, m.leased_at
+    ), written AS (
+        INSERT INTO history (message_id, queue, channel, key, outcome, attempt, cost, worker, dequeue_at,
+            created_at, first_leased_at, leased_at)
+        SELECT d.id, d.queue, d.channel, d.key, 'completed', d.attempt, d.cost, d.worker, d.dequeue_at,
+            d.created_at, d.first_leased_at, d.leased_at
+        FROM done d
+        WHERE coalesce((SELECT q.history_days FROM queue q WHERE q.name = d.queue), 30) > 0
     )
     SELECT array_agg(d.id), array_agg(d.attempt) INTO v_done, v_attempts FROM done d;
 

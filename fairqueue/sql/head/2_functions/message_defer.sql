@@ -1,7 +1,8 @@
 -- Ends leases whose work is to go on later: the messages go back into their channels with a saved state.
 --
 -- Called by workers. states[i] is what the next attempt of ids[i] will find in message.state; without states the
--- saved ones stay. Returns for each lease, in the order given, 'deferred', 'stale' or 'not_found'.
+-- saved ones stay. Returns for each lease, in the order given, 'deferred', 'stale' or 'not_found'. A deferral is no
+-- failure: it uses up none of the message's attempts.
 -- Locks: the messages it updates, until the end of the transaction. The trigger message_moved signals the channels.
 CREATE FUNCTION message_defer(
     ids bigint[], attempts integer[], delay_seconds double precision DEFAULT 0, states jsonb[] DEFAULT NULL
@@ -30,8 +31,9 @@ BEGIN
         SELECT * FROM lease_list(ids, attempts)
     ), done AS (
         UPDATE message m
-        SET leased_until = NULL, dequeue_at = unix_ms(clock_timestamp() + make_interval(secs => delay_seconds)),
-            state = CASE WHEN states IS NULL THEN m.state ELSE states[l.n] END
+        SET leased_until = NULL, dequeue_at = unix_ms(clock() + make_interval(secs => delay_seconds)),
+            state = CASE WHEN states IS NULL THEN m.state ELSE states[l.n] END,
+            forgiven = least(m.forgiven, 2147483646) + 1
         FROM lease l
         WHERE m.id = l.id AND m.attempt = l.attempt AND is_leased(m.leased_until)
         RETURNING m.id, m.attempt

@@ -1,21 +1,25 @@
 -- Leases up to max_messages messages of a queue for lease_seconds, in the order of start-time fair queueing.
 --
 -- Called by workers, in a READ COMMITTED transaction that commits at once. Returns the messages in the order in which
--- they were scheduled; fewer than asked for only when fewer are eligible.
+-- they were scheduled; fewer than asked for only when fewer are eligible. worker is the caller's name, for those who
+-- look into the tables.
 --
 -- Scheduling (Goyal, Vin, Cheng: Start-time Fair Queueing, 1996). Each active channel has a lane with a start tag.
 -- The next message comes from the lowest tag, ties from the lane that became ready first; serving it moves the
--- tag on by cost / weight. A channel that becomes active starts at max(its own tag, virtual time). One statement
--- below schedules a whole batch, exactly as single dequeues in a row would.
+-- tag on by cost / weight. A channel that becomes active starts at max(its own tag, virtual time). A channel at a limit
+-- is not active: its lane is not looked at until its time has come or a signal says that there is room (lane_due). One
+-- statement below schedules a whole batch, exactly as single dequeues in a row would.
 --
 -- Locks: the queue's turn until the end of the transaction, so that one dequeue at a time schedules a queue: its order,
 -- and with it every limit, is exact whatever the number of workers. Then the messages that it leases; a message that
 -- somebody else holds is passed over. Enqueues and completions take none of these locks and never wait for them.
 CREATE FUNCTION message_dequeue(
-    queue text DEFAULT 'default', max_messages integer DEFAULT 1, lease_seconds double precision DEFAULT 30
+    queue text DEFAULT 'default', max_messages integer DEFAULT 1, lease_seconds double precision DEFAULT 30,
+    worker text DEFAULT NULL
 ) RETURNS TABLE (
     id bigint, channel text, attempt integer, payload jsonb, body bytea, state jsonb, error text,
-    dequeue_at bigint, cost double precision, created_at timestamptz, leased_until timestamptz
+    dequeue_at bigint, cost double precision, created_at timestamptz, leased_until timestamptz,
+    key text, forgiven integer, first_leased_at timestamptz
 )
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path FROM CURRENT
@@ -30,6 +34,7 @@ AS $$
 #variable_conflict use_column
 DECLARE
     v_queue CONSTANT text := $1;
+    v_worker CONSTANT text := $4;
     -- How much news one call takes in before it serves: in proportion to what it serves.
     v_news integer := 64 + 4 * max_messages;
     v_want integer := max_messages;
@@ -40,6 +45,8 @@ DECLARE
     v_until timestamptz;
     v_got integer;
     v_fold boolean := true;
+    v_urgent boolean := true;
+    v_rebuild boolean := false;
     v_reclaim boolean;
     v_written boolean := true;
     r rotation%ROWTYPE;
@@ -50,6 +57,9 @@ BEGIN
     ELSIF max_messages IS NULL OR max_messages NOT BETWEEN 1 AND 10000 THEN
         RAISE invalid_parameter_value USING MESSAGE = format('max_messages must be 1 to 10000, not %s',
             coalesce(max_messages::text, 'null'));
+    ELSIF char_length(worker) > 255 THEN
+        RAISE invalid_parameter_value USING MESSAGE = format('worker must have at most 255 characters, not %s',
+            char_length(worker));
     END IF;
     PERFORM check_seconds('lease_seconds', lease_seconds, 0.001);
     IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
@@ -62,7 +72,7 @@ BEGIN
     IF NOT scheduler_turn(v_queue) THEN
         RETURN;
     END IF;
-    v_clock := clock_timestamp();
+    v_clock := clock();
     v_now := unix_ms(v_clock);
     v_until := v_clock + make_interval(secs => lease_seconds);
 
@@ -72,11 +82,21 @@ BEGIN
             RETURN;
         END IF;
         INSERT INTO rotation AS t
-        VALUES (v_queue, 0, 0, 0, 0, '0', '{}', 'infinity', 9223372036854775807, -1, '')
+        SELECT v_queue, 0, 0, 0, 0, '0', '{}', '0', '{}', 'infinity', 9223372036854775807, -1, '',
+            q.max_concurrency, paused_until(q.paused, q.resume_at), 0, 0, v_now, 0
+        FROM (SELECT) AS one LEFT JOIN queue q ON q.name = v_queue
         RETURNING t.* INTO r;
     ELSIF r.news_from > pg_snapshot_xmax(pg_current_snapshot()) THEN
         -- Restored from a dump of another server, whose transaction ids were ahead.
         r.news_from := '0';
+        r.urgent_from := '0';
+    END IF;
+    -- What was timed by a clock that was ahead has to be timed anew. Small corrections are nothing to notice.
+    v_rebuild := v_now < r.clock - 1000;
+    r.clock := v_now;
+    IF r.maintain_at <= v_now OR v_rebuild THEN
+        r.maintain_at := CASE WHEN history_maintain() THEN (v_now / 86400000 + 1) * 86400000 ELSE v_now + 600000 END;
+        v_written := false;
     END IF;
     v_reclaim := r.lease_floor <= v_clock;
 
@@ -86,14 +106,40 @@ BEGIN
             SELECT c.lease_floor, c.more INTO r.lease_floor, v_reclaim
             FROM scheduler_reclaim(v_queue, v_clock, r.lease_floor, v_news) c;
             v_fold := true;
+            v_urgent := true;
             v_written := false;
         END IF;
-        IF v_fold AND (EXISTS (SELECT FROM signal s WHERE s.queue = v_queue AND s.xid >= r.news_from LIMIT 1)
-            OR EXISTS (SELECT FROM signal s WHERE s.queue = v_queue AND s.xid = ANY (r.news_open) LIMIT 1))
+        IF v_urgent AND (
+            EXISTS (SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid >= r.urgent_from LIMIT 1)
+            OR EXISTS (
+                SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid = ANY (r.urgent_open) LIMIT 1))
         THEN
-            SELECT f.news_from, f.news_open, f.activations, least(f.due_floor, r.due_floor), f.more
+            SELECT f.horizon, f.open, f.activations, least(f.due_floor, r.due_floor), greatest(r.running - f.ended, 0),
+                v_rebuild OR f.queue_changed, f.more
+            INTO r.urgent_from, r.urgent_open, r.activations, r.due_floor, r.running, v_rebuild, v_urgent
+            FROM scheduler_fold(v_queue, true, r.turn, r.vtime, v_now, 20000, r.counted_from, r.urgent_from,
+                r.urgent_open, r.activations) f;
+            v_written := false;
+        ELSE
+            v_urgent := false;
+        END IF;
+        IF v_rebuild THEN
+            SELECT b.activations, b.due_floor, b.lease_floor, b.max_concurrency, b.paused_until, b.running
+            INTO r.activations, r.due_floor, r.lease_floor, r.max_concurrency, r.paused_until, r.running
+            FROM scheduler_rebuild(v_queue, r.turn, r.vtime, v_now, r.activations) b;
+            r.counted_from := r.turn;
+            v_rebuild := false;
+            v_written := false;
+        END IF;
+        IF v_fold AND (
+            EXISTS (SELECT FROM signal s WHERE s.queue = v_queue AND NOT s.urgent AND s.xid >= r.news_from LIMIT 1)
+            OR EXISTS (
+                SELECT FROM signal s WHERE s.queue = v_queue AND NOT s.urgent AND s.xid = ANY (r.news_open) LIMIT 1))
+        THEN
+            SELECT f.horizon, f.open, f.activations, least(f.due_floor, r.due_floor), f.more
             INTO r.news_from, r.news_open, r.activations, r.due_floor, v_fold
-            FROM scheduler_fold(v_queue, r.vtime, v_now, v_news, r.news_from, r.news_open, r.activations) f;
+            FROM scheduler_fold(v_queue, false, r.turn, r.vtime, v_now, v_news, r.counted_from, r.news_from,
+                r.news_open, r.activations) f;
             v_written := false;
         ELSE
             v_fold := false;
@@ -101,7 +147,7 @@ BEGIN
         -- Signals come in faster than they are folded, or, now and then, to find what no signal told of.
         IF v_fold OR r.turn % 64 = 32 THEN
             SELECT w.swept, w.activations, least(w.due_floor, r.due_floor) INTO r.swept, r.activations, r.due_floor
-            FROM scheduler_sweep(v_queue, r.vtime, v_now, v_news, r.swept, r.activations) w;
+            FROM scheduler_sweep(v_queue, r.turn, r.vtime, v_now, v_news, r.swept, r.activations) w;
             v_written := false;
         END IF;
         IF r.due_floor <= v_now THEN
@@ -111,15 +157,17 @@ BEGIN
         END IF;
         IF r.turn % 64 = 0 OR r.vtime > 1000000000000000000 THEN
             SELECT y.vtime, y.idle_floor INTO r.vtime, r.idle_floor
-            FROM scheduler_tidy(v_queue, r.vtime, r.idle_floor) y;
+            FROM scheduler_tidy(v_queue, v_now, r.vtime, r.idle_floor) y;
             v_written := false;
         END IF;
 
+        v_want := least(v_want, r.max_concurrency - r.running);
+        EXIT WHEN v_want <= 0 OR r.paused_until > v_now;
         IF NOT EXISTS (
             SELECT FROM lane l
-            WHERE l.queue = v_queue AND l.state = 'ready' AND (l.tag, l.since) > (r.vtime, r.vsince) LIMIT 1)
+            WHERE l.queue = v_queue AND l.due = 0 AND (l.tag, l.since) > (r.vtime, r.vsince) LIMIT 1)
         THEN
-            EXIT WHEN NOT (v_fold OR v_reclaim OR r.due_floor <= v_now);
+            EXIT WHEN NOT (v_fold OR v_urgent OR v_reclaim OR r.due_floor <= v_now);
             v_news := least(v_news * 4, 20000);
             CONTINUE;
         END IF;
@@ -128,9 +176,10 @@ BEGIN
         -- The lanes that can have a part in the next v_want messages: those with the lowest tags.
         WITH competing AS MATERIALIZED (
             SELECT l.ctid AS lane, l.channel, l.tag, l.since, l.weight, l.head_at, l.head_id,
-                lane_step(1, l.weight)::double precision AS step
+                lane_step(1, l.weight)::double precision AS step, l.max_concurrency IS NOT NULL AS is_counted,
+                lane_room(v_now, l.max_concurrency, l.running, l.release_interval, l.burst, l.released_at) AS room
             FROM lane l
-            WHERE l.queue = v_queue AND l.state = 'ready' AND (l.tag, l.since) > (r.vtime, r.vsince)
+            WHERE l.queue = v_queue AND l.due = 0 AND (l.tag, l.since) > (r.vtime, r.vsince)
             ORDER BY l.tag, l.since
             LIMIT v_lanes
         -- How many messages each may get, if all cost 1: those that start before the tag at which v_demand messages
@@ -150,8 +199,10 @@ BEGIN
             WINDOW w AS (ORDER BY c.tag DESC, c.since DESC)
         -- Their first messages, and one more, which tells where the lane stands afterwards.
         ), candidates AS (
-            SELECT s.lane, s.since, s.share, s.cut, s.last_tag, s.last_since, m.row, m.id, m.dequeue_at, m.step,
-                row_number() OVER lane AS nth, s.tag + (sum(m.step) OVER lane - m.step)::bigint AS start, coalesce(m.dequeue_at <= v_now, false) AS ripe
+            SELECT s.lane, s.since, s.share, s.is_counted, s.cut, s.last_tag, s.last_since,
+                m.row, m.id, m.dequeue_at, m.step, row_number() OVER lane AS nth,
+                s.tag + (sum(m.step) OVER lane - m.step)::bigint AS start,
+                coalesce(m.dequeue_at <= v_now AND row_number() OVER lane <= s.room, false) AS ripe
             FROM shares s
             LEFT JOIN LATERAL (
                 SELECT m.ctid AS row, m.id, m.dequeue_at, lane_step(m.cost, s.weight) AS step
@@ -159,7 +210,7 @@ BEGIN
                 WHERE m.queue = v_queue AND m.channel = s.channel AND m.leased_until IS NULL
                     AND (m.dequeue_at, m.id) >= (s.head_at, s.head_id)
                 ORDER BY m.dequeue_at, m.id
-                LIMIT s.share + 1) m ON true
+                LIMIT least(s.share, s.room) + 1) m ON true
             WINDOW lane AS (PARTITION BY s.since ORDER BY m.dequeue_at, m.id ROWS UNBOUNDED PRECEDING)
         ), placed AS (
             SELECT c.*, row_number() OVER (PARTITION BY c.ripe ORDER BY c.start, c.since) AS place
@@ -174,41 +225,49 @@ BEGIN
                 AND (NOT h.cut OR (h.start, h.since) <= (h.last_tag, h.last_since)) AS taken
             FROM horizon h
         ), held AS MATERIALIZED (
-            SELECT m.ctid AS row, k.place
+            SELECT m.ctid AS row, k.place, k.is_counted
             FROM marked k
             JOIN message m ON m.ctid = k.row
             WHERE k.taken AND m.leased_until IS NULL AND m.dequeue_at <= v_now
             FOR NO KEY UPDATE OF m SKIP LOCKED
         ), leased AS (
             UPDATE message m
-            SET attempt = least(m.attempt, 2147483646) + 1, leased_until = v_until
+            SET attempt = least(m.attempt, 2147483646) + 1, leased_until = v_until, leased_at = v_clock,
+                first_leased_at = coalesce(m.first_leased_at, v_clock), worker = v_worker,
+                counted = CASE WHEN h.is_counted OR r.max_concurrency IS NOT NULL THEN r.turn END
             FROM held h
             WHERE m.ctid = h.row
             RETURNING m.*, h.place
         -- A message that was passed over, because somebody else held or just changed it, is news for the next turn.
         ), missed AS (
-            INSERT INTO signal (queue, channel, dequeue_at, message_id)
-            SELECT v_queue, m.channel, k.dequeue_at, k.id
+            INSERT INTO signal (queue, channel, dequeue_at, message_id, counted, urgent)
+            SELECT v_queue, m.channel, k.dequeue_at, k.id,
+                CASE WHEN k.is_counted OR r.max_concurrency IS NOT NULL THEN r.turn END,
+                k.is_counted OR r.max_concurrency IS NOT NULL
             FROM marked k JOIN message m ON m.ctid = k.row
             WHERE k.taken
                 AND (SELECT count(*) FROM leased) < (SELECT count(*) FROM marked t WHERE t.taken)
                 AND NOT EXISTS (SELECT FROM leased d WHERE d.place = k.place)
         ), moves AS MATERIALIZED (
             SELECT k.lane, coalesce(sum(k.step) FILTER (WHERE k.taken), 0)::bigint AS spent,
-                count(k.id) > k.share AS cut_off, max(k.dequeue_at) FILTER (WHERE k.taken) AS last_at,
-                min(k.dequeue_at) FILTER (WHERE NOT k.taken) AS next_at, min(k.id) FILTER (WHERE NOT k.taken) AS next_id
+                count(*) FILTER (WHERE k.taken)::integer AS served,
+                coalesce(min(k.dequeue_at) FILTER (WHERE NOT k.taken),
+                    CASE WHEN count(k.id) > k.share THEN max(k.dequeue_at) END) AS head_at,
+                max(k.dequeue_at) AS last_at, min(k.id) FILTER (WHERE NOT k.taken) AS head_id
             FROM marked k
             GROUP BY k.lane, k.share
         ), moved AS (
             UPDATE lane l
             SET tag = l.tag + v.spent,
-                state = CASE WHEN v.next_at <= v_now THEN 'ready' WHEN v.next_at IS NOT NULL THEN 'waiting'
-                    WHEN v.cut_off THEN 'ready' ELSE 'idle' END,
-                due = CASE WHEN v.next_at > v_now THEN v.next_at END,
-                head_at = coalesce(v.next_at, v.last_at, l.head_at),
-                head_id = coalesce(v.next_id, 0)
+                due = lane_due(v_now, v.head_at, l.paused_until, l.max_concurrency, l.running + v.served,
+                    l.release_interval, l.burst, lane_released(v_now, v.served, l.release_interval, l.released_at)),
+                head_at = coalesce(v.head_at, v.last_at, l.head_at),
+                head_id = coalesce(v.head_id, 0),
+                running = CASE WHEN l.max_concurrency IS NULL THEN 0 ELSE l.running + v.served END,
+                released_at = lane_released(v_now, v.served, l.release_interval, l.released_at)
             FROM moves v
             WHERE l.ctid = v.lane
+            RETURNING l.due
         ), last AS (
             SELECT k.start, k.since FROM marked k WHERE k.taken ORDER BY k.place DESC LIMIT 1
         ), turned AS (
@@ -217,12 +276,17 @@ BEGIN
                 vtime = coalesce((SELECT a.start FROM last a), r.vtime),
                 vsince = coalesce((SELECT a.since FROM last a), r.vsince),
                 activations = r.activations, news_from = r.news_from, news_open = r.news_open,
-                due_floor = least(r.due_floor, (SELECT min(v.next_at) FROM moves v WHERE v.next_at > v_now)),
-                lease_floor = least(r.lease_floor, v_until), idle_floor = r.idle_floor, swept = r.swept
+                urgent_from = r.urgent_from, urgent_open = r.urgent_open,
+                due_floor = least(r.due_floor, (SELECT min(v.due) FROM moved v WHERE v.due > 0)),
+                lease_floor = least(r.lease_floor, v_until), idle_floor = r.idle_floor, swept = r.swept,
+                max_concurrency = r.max_concurrency, paused_until = r.paused_until,
+                running = CASE WHEN r.max_concurrency IS NULL THEN 0
+                    ELSE r.running + (SELECT count(*) FROM marked k WHERE k.taken)::integer END,
+                counted_from = r.counted_from, clock = r.clock, maintain_at = r.maintain_at
             WHERE t.queue = v_queue AND t.turn = r.turn
         )
         SELECT d.id, d.channel, d.attempt, d.payload, d.body, d.state, d.error, d.dequeue_at, d.cost, d.created_at,
-            d.leased_until
+            d.leased_until, d.key, d.forgiven, d.first_leased_at
         FROM leased d
         ORDER BY d.place;
 
@@ -239,8 +303,10 @@ BEGIN
     IF NOT v_written THEN
         UPDATE rotation t
         SET turn = t.turn + 1, vtime = r.vtime, activations = r.activations, news_from = r.news_from,
-            news_open = r.news_open, lease_floor = r.lease_floor, due_floor = r.due_floor, idle_floor = r.idle_floor,
-            swept = r.swept
+            news_open = r.news_open, urgent_from = r.urgent_from, urgent_open = r.urgent_open,
+            lease_floor = r.lease_floor, due_floor = r.due_floor, idle_floor = r.idle_floor, swept = r.swept,
+            max_concurrency = r.max_concurrency, paused_until = r.paused_until, running = r.running,
+            counted_from = r.counted_from, clock = r.clock, maintain_at = r.maintain_at
         WHERE t.queue = v_queue AND t.turn = r.turn;
     END IF;
 END

@@ -36,7 +36,7 @@ BEGIN
         FOR NO KEY UPDATE OF m SKIP LOCKED
     ), done AS (
         UPDATE message m
-        SET leased_until = greatest(m.leased_until, clock_timestamp() + make_interval(secs => lease_seconds))
+        SET leased_until = greatest(m.leased_until, clock() + make_interval(secs => lease_seconds))
         FROM held h
         WHERE m.id = h.id
         RETURNING m.id, m.attempt

@@ -1,12 +1,17 @@
--- Tells the lanes of some channels that there may be ready messages from (ats[i], ids[i]) on.
+-- Brings the lanes of some channels up to date with what is known of these.
 --
--- Called by scheduler_fold and scheduler_sweep, within the turn. A channel that becomes active starts at
--- max(its own tag, vtime): neither a pause nor a new name gains anything. A place of null only re-reads the policy.
+-- Called by scheduler_fold, scheduler_sweep and scheduler_rebuild, within the turn. For each channel: (ats[i], ids[i])
+-- is a place from which on there may be ready messages, or null; ended[i] is how many counted leases have ended;
+-- running[i], where it isn't null, is how many there are, counted anew in this turn. The policy is read again each time.
+-- With rebuild, the place is that of the first ready message, and null says that there is none.
+--
+-- A channel that becomes active starts at max(its own tag, vtime): neither a pause nor a new name gains anything.
 -- Locks: the lanes it changes; nobody else writes lanes while the turn is held.
 --
 -- Returns the number of activations so far, and the earliest time at which one of the lanes that now wait is due.
 CREATE FUNCTION scheduler_activate(
-    queue text, vtime bigint, now_ms bigint, channels text[], ats bigint[], ids bigint[],
+    queue text, turn bigint, vtime bigint, now_ms bigint,
+    channels text[], ats bigint[], ids bigint[], ended integer[], running integer[], rebuild boolean,
     INOUT activations bigint, OUT due_floor bigint
 )
 LANGUAGE plpgsql
@@ -20,52 +25,73 @@ AS $$
 #variable_conflict use_column
 DECLARE
     v_queue CONSTANT text := $1;
-    v_vtime CONSTANT bigint := $2;
-    v_activations CONSTANT bigint := $7;
+    v_turn CONSTANT bigint := $2;
+    v_vtime CONSTANT bigint := $3;
+    v_activations CONSTANT bigint := $11;
 BEGIN
     WITH known AS (
-        SELECT n.channel, n.at, n.id, coalesce(c.weight, 1) AS weight, l.row, l.tag, l.since, l.state,
-            l.head_at, l.head_id, coalesce(l.state, 'idle') = 'idle' AS was_idle, l.weight AS old_weight
-        FROM unnest(channels, ats, ids) AS n (channel, at, id)
+        SELECT n.channel, n.at, n.id, n.ended, n.running AS counted,
+            l.row, l.due, l.tag, l.since, l.head_at, l.head_id, l.running, l.counted_from, l.released_at,
+            coalesce(c.weight, q.channel_weight, 1) AS weight,
+            coalesce(c.max_concurrency, q.channel_max_concurrency) AS max_concurrency,
+            coalesce(c.release_interval_ms, q.channel_release_interval_ms, 0) AS release_interval,
+            coalesce(c.burst, q.channel_burst, 1) AS burst,
+            paused_until(c.paused, c.resume_at) AS paused_until,
+            l.weight AS old_weight, l.max_concurrency AS old_max_concurrency, l.burst AS old_burst,
+            l.release_interval AS old_release_interval, l.paused_until AS old_paused_until
+        FROM (SELECT) AS one
+        LEFT JOIN queue q ON q.name = v_queue
+        CROSS JOIN unnest(channels, ats, ids, ended, running) AS n (channel, at, id, ended, running)
         LEFT JOIN LATERAL (
             SELECT l.ctid AS row, l.* FROM lane l
             WHERE l.queue = v_queue AND l.channel = n.channel
             ORDER BY l.tag DESC LIMIT 1) l ON true
         LEFT JOIN channel c ON c.queue = v_queue AND c.name = n.channel
     ), head AS (
-        SELECT k.*, CASE
-                WHEN k.at IS NULL THEN false
-                WHEN k.was_idle THEN true
-                ELSE (k.at, k.id) < (k.head_at, k.head_id) END AS is_head
+        SELECT k.*, rebuild OR (k.at IS NOT NULL AND (k.due IS NULL OR (k.at, k.id) < (k.head_at, k.head_id))) AS moves,
+            CASE WHEN k.max_concurrency IS NULL THEN 0
+                ELSE coalesce(k.counted, greatest(k.running - coalesce(k.ended, 0), 0), 0) END AS new_running
         FROM known k
-    ), wanted AS MATERIALIZED (
-        SELECT h.row, h.channel, h.weight,
-            CASE WHEN h.was_idle AND NOT h.is_head THEN 'idle'
-                WHEN h.at <= now_ms AND h.is_head THEN 'ready'
-                WHEN h.is_head AND h.state IS DISTINCT FROM 'ready' THEN 'waiting'
-                ELSE h.state END AS state,
-            CASE WHEN h.at <= now_ms AND h.is_head AND h.state IS DISTINCT FROM 'ready'
-                THEN greatest(h.tag, v_vtime) ELSE coalesce(h.tag, v_vtime) END AS tag,
-            CASE WHEN h.at <= now_ms AND h.is_head AND h.state IS DISTINCT FROM 'ready'
-                THEN v_activations + row_number() OVER (ORDER BY h.id) ELSE coalesce(h.since, 0) END AS since,
-            CASE WHEN h.is_head THEN h.at ELSE h.head_at END AS head_at,
-            CASE WHEN h.is_head THEN h.id ELSE h.head_id END AS head_id
+    ), news AS (
+        SELECT h.*, CASE WHEN h.moves THEN h.at WHEN h.due IS NOT NULL THEN h.head_at END AS new_at,
+            CASE WHEN h.moves AND h.at IS NOT NULL THEN h.id ELSE coalesce(h.head_id, 0) END AS new_id
         FROM head h
-        WHERE h.is_head OR h.weight <> h.old_weight
+        WHERE h.moves OR (h.row IS NULL AND h.new_running > 0) OR h.new_running <> h.running OR h.counted IS NOT NULL
+            OR h.weight <> h.old_weight OR h.release_interval <> h.old_release_interval OR h.burst <> h.old_burst
+            OR (h.row IS NOT NULL AND (h.max_concurrency IS DISTINCT FROM h.old_max_concurrency
+                OR h.paused_until IS DISTINCT FROM h.old_paused_until))
+    ), timed AS (
+        SELECT n.*, lane_due(now_ms, n.new_at, n.paused_until, n.max_concurrency, n.new_running, n.release_interval,
+            n.burst, coalesce(n.released_at, 0)) AS new_due
+        FROM news n
+        WHERE n.row IS NOT NULL OR n.new_at IS NOT NULL OR n.new_running > 0
+    ), wanted AS MATERIALIZED (
+        -- Rebuilding gives all ready lanes new numbers, in the order of the old ones.
+        SELECT t.*, t.new_due IS NOT DISTINCT FROM 0 AND (rebuild OR t.due IS DISTINCT FROM 0) AS becomes_ready,
+            row_number() OVER (ORDER BY CASE WHEN t.due = 0 THEN t.since END NULLS LAST, t.new_id) AS nth
+        FROM timed t
     ), changed AS (
         UPDATE lane l
-        SET state = w.state, tag = w.tag, since = w.since, weight = w.weight, head_at = w.head_at,
-            head_id = w.head_id, due = CASE WHEN w.state = 'waiting' THEN w.head_at END
+        SET due = w.new_due,
+            tag = CASE WHEN w.becomes_ready THEN greatest(l.tag, v_vtime) ELSE l.tag END,
+            since = CASE WHEN w.becomes_ready THEN v_activations + w.nth ELSE l.since END,
+            head_at = coalesce(w.new_at, l.head_at), head_id = w.new_id,
+            weight = w.weight, max_concurrency = w.max_concurrency, release_interval = w.release_interval,
+            burst = w.burst, paused_until = w.paused_until, running = w.new_running,
+            counted_from = CASE WHEN w.counted IS NULL THEN l.counted_from ELSE v_turn END,
+            released_at = least(l.released_at, now_ms + (w.burst - 1) * w.release_interval)
         FROM wanted w
         WHERE l.ctid = w.row
     ), born AS (
-        INSERT INTO lane (queue, channel, state, tag, since, weight, head_at, head_id, due)
-        SELECT v_queue, w.channel, w.state, w.tag, w.since, w.weight, w.head_at, w.head_id,
-            CASE WHEN w.state = 'waiting' THEN w.head_at END
+        INSERT INTO lane (queue, channel, due, tag, since, head_at, head_id, weight, max_concurrency, release_interval,
+            burst, paused_until, running, counted_from, released_at)
+        SELECT v_queue, w.channel, w.new_due, v_vtime, CASE WHEN w.becomes_ready THEN v_activations + w.nth ELSE 0 END,
+            coalesce(w.new_at, 0), w.new_id, w.weight, w.max_concurrency, w.release_interval, w.burst, w.paused_until,
+            w.new_running, CASE WHEN w.counted IS NULL THEN 0 ELSE v_turn END, 0
         FROM wanted w
         WHERE w.row IS NULL
     )
-    SELECT v_activations + count(*), coalesce(min(w.head_at) FILTER (WHERE w.state = 'waiting'), 9223372036854775807)
+    SELECT v_activations + count(*), coalesce(min(w.new_due) FILTER (WHERE w.new_due > 0), 9223372036854775807)
     INTO activations, due_floor
     FROM wanted w;
 END

@@ -1,15 +1,17 @@
--- Folds up to max_signals signals into lanes and deletes them.
+-- Folds up to max_signals signals into lanes and deletes them: the urgent ones, or the others.
 --
--- Called by message_dequeue, within the turn. news_from and news_open are rotation's: the signals that no fold has
--- seen are those of transactions from news_from on and of those that were in progress below it. Reading just these,
--- through the index on the transaction id, a fold never walks over the signals of the past.
--- Locks: the signals it deletes, which nobody else deletes, and the lanes that scheduler_activate changes.
+-- Called by message_dequeue, within the turn. horizon and open are rotation's: the signals that no fold has seen are
+-- those of transactions from the horizon on and of those that were in progress below it. Reading just these, through
+-- the index on the transaction id, a fold never walks over the signals of the past.
+-- Locks: the signals it deletes, which nobody else deletes, and what scheduler_recount and scheduler_activate lock.
 --
 -- Returns the new horizon, the number of activations so far, the earliest time at which a lane that now waits is due,
--- and whether signals may be left.
+-- how many leases that the queue counted have ended, whether the policy of the queue changed, and whether signals may
+-- be left.
 CREATE FUNCTION scheduler_fold(
-    queue text, vtime bigint, now_ms bigint, max_signals integer,
-    INOUT news_from xid8, INOUT news_open xid8[], INOUT activations bigint, OUT due_floor bigint, OUT more boolean
+    queue text, is_urgent boolean, turn bigint, vtime bigint, now_ms bigint, max_signals integer, counted_from bigint,
+    INOUT horizon xid8, INOUT open xid8[], INOUT activations bigint,
+    OUT due_floor bigint, OUT ended integer, OUT queue_changed boolean, OUT more boolean
 )
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -22,9 +24,11 @@ AS $$
 #variable_conflict use_column
 DECLARE
     v_queue CONSTANT text := $1;
-    v_from CONSTANT xid8 := $5;
-    v_open CONSTANT xid8[] := $6;
-    v_activations CONSTANT bigint := $7;
+    v_turn CONSTANT bigint := $3;
+    v_counted_from CONSTANT bigint := $7;
+    v_from CONSTANT xid8 := $8;
+    v_open CONSTANT xid8[] := $9;
+    v_activations CONSTANT bigint := $10;
     v_snapshot pg_snapshot;
     v_folded integer;
     v_late integer;
@@ -32,49 +36,79 @@ DECLARE
     v_channels text[];
     v_ats bigint[];
     v_ids bigint[];
+    v_ended integer[];
+    v_changed boolean[];
+    v_running integer[];
 BEGIN
     WITH late AS MATERIALIZED (
-        SELECT s.ctid AS row, s.channel, s.dequeue_at, s.message_id, s.xid, true AS is_late
+        SELECT s.ctid AS row, s.channel, s.dequeue_at, s.message_id, s.counted, s.xid, true AS is_late
         FROM signal s
-        WHERE s.queue = v_queue AND s.xid = ANY (v_open) AND s.xid < v_from
+        WHERE s.queue = v_queue AND s.urgent = is_urgent AND s.xid = ANY (v_open) AND s.xid < v_from
         LIMIT max_signals
     ), fresh AS MATERIALIZED (
-        SELECT s.ctid AS row, s.channel, s.dequeue_at, s.message_id, s.xid, false AS is_late
+        SELECT s.ctid AS row, s.channel, s.dequeue_at, s.message_id, s.counted, s.xid, false AS is_late
         FROM signal s
-        WHERE s.queue = v_queue AND s.xid >= v_from
+        WHERE s.queue = v_queue AND s.urgent = is_urgent AND s.xid >= v_from
         ORDER BY s.xid
         LIMIT max_signals
     ), batch AS MATERIALIZED (
-        SELECT * FROM late UNION ALL SELECT * FROM fresh
+        SELECT b.*, b.counted IS NOT NULL AND (b.message_id IS NULL OR b.dequeue_at IS NOT NULL OR coalesce((
+            SELECT coalesce(m.counted, -1) >= b.counted OR m.leased_until IS NULL
+            FROM message m WHERE m.id = b.message_id), true)) AS is_end
+        FROM (SELECT * FROM late UNION ALL SELECT * FROM fresh) b
     ), gone AS (
         DELETE FROM signal s USING batch b WHERE s.ctid = b.row
+    -- A lease that could not be marked when it was counted, and is still there: to be looked at again.
+    ), again AS (
+        INSERT INTO signal (queue, channel, message_id, counted, urgent)
+        SELECT v_queue, b.channel, b.message_id, b.counted, true
+        FROM batch b
+        WHERE b.counted IS NOT NULL AND NOT b.is_end
     ), news AS (
         SELECT b.channel, min(b.dequeue_at) AS at,
-            (array_agg(b.message_id ORDER BY b.dequeue_at, b.message_id))[1] AS id
+            (array_agg(b.message_id ORDER BY b.dequeue_at, b.message_id))[1] AS id,
+            array_agg(b.counted) FILTER (WHERE b.is_end) AS ends,
+            bool_or(b.message_id IS NULL AND b.counted IS NULL) AS changed
         FROM batch b
+        WHERE b.channel IS NOT NULL
         GROUP BY b.channel
     ), news_lists AS (
-        SELECT array_agg(n.channel) AS channels, array_agg(n.at) AS ats, array_agg(n.id) AS ids FROM news n
+        SELECT array_agg(n.channel) AS channels, array_agg(n.at) AS ats,
+            array_agg(CASE WHEN n.at IS NOT NULL THEN n.id END) AS ids, array_agg(e.ended) AS ended,
+            array_agg(n.changed) AS changed
+        FROM news n
+        CROSS JOIN LATERAL (
+            SELECT count(*)::integer AS ended
+            FROM unnest(n.ends) AS x
+            WHERE x >= (SELECT l.counted_from FROM lane l WHERE l.queue = v_queue AND l.channel = n.channel
+                ORDER BY l.tag DESC LIMIT 1)) e
     ), counts AS (
         SELECT count(*) FILTER (WHERE NOT b.is_late) AS folded, count(*) FILTER (WHERE b.is_late) AS late,
-            (array_agg(b.xid ORDER BY b.xid DESC))[1] AS last
+            (array_agg(b.xid ORDER BY b.xid DESC))[1] AS last,
+            count(*) FILTER (WHERE b.is_end AND b.counted >= v_counted_from) AS ended,
+            coalesce(bool_or(b.channel IS NULL), false) AS queue_changed
         FROM batch b
     )
-    SELECT pg_current_snapshot(), c.folded, c.late, c.last, l.channels, l.ats, l.ids
-    INTO v_snapshot, v_folded, v_late, v_last, v_channels, v_ats, v_ids
+    SELECT pg_current_snapshot(), c.folded, c.late, c.last, c.ended, c.queue_changed,
+        l.channels, l.ats, l.ids, l.ended, l.changed
+    INTO v_snapshot, v_folded, v_late, v_last, ended, queue_changed, v_channels, v_ats, v_ids, v_ended, v_changed
     FROM counts c, news_lists l;
 
     -- What was not visible to the statement above, and what it had no room for, is for the next fold. Its own
     -- transaction is always among these: it may go on to enqueue before it commits.
     more := v_folded = max_signals OR v_late = max_signals;
-    news_from := CASE WHEN v_folded = max_signals THEN v_last ELSE pg_snapshot_xmax(v_snapshot) END;
-    news_open := ARRAY(
-        SELECT x FROM pg_snapshot_xip(v_snapshot) AS x WHERE x < news_from
+    horizon := CASE WHEN v_folded = max_signals THEN v_last ELSE pg_snapshot_xmax(v_snapshot) END;
+    open := ARRAY(
+        SELECT x FROM pg_snapshot_xip(v_snapshot) AS x WHERE x < horizon
         UNION
         SELECT pg_current_xact_id()
         UNION
         SELECT x FROM unnest(v_open) AS x WHERE v_late = max_signals);
+    IF true = ANY (v_changed) THEN
+        SELECT r.running INTO v_running FROM scheduler_recount(v_queue, v_turn, v_channels, v_changed, false) r;
+    END IF;
     SELECT a.activations, a.due_floor INTO activations, due_floor
-    FROM scheduler_activate(v_queue, vtime, now_ms, v_channels, v_ats, v_ids, v_activations) a;
+    FROM scheduler_activate(v_queue, v_turn, vtime, now_ms, v_channels, v_ats, v_ids, v_ended, v_running, false,
+        v_activations) a;
 END
 $$;

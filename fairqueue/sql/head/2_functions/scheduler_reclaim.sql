@@ -1,9 +1,10 @@
 -- Puts messages whose lease ran out back into their own channels, in their old places.
 --
--- Called by message_dequeue, which holds the turn, when a lease may have ended. The attempt stays counted. The
--- trigger message_moved signals the channels, so that each waits for its place in the rotation like any other.
--- Locks: the rows it returns to ready. Rows that somebody else holds are left for a later call: a completion may be
--- on its way in a long transaction, and the fence decides afterwards.
+-- Called by message_dequeue, which holds the turn, when a lease may have ended. The attempt stays counted: a message
+-- that has no more of them becomes a dead letter. The trigger message_moved signals the channels, so that each waits
+-- for its place in the rotation like any other.
+-- Locks: the rows it returns to ready or takes out. Rows that somebody else holds are left for a later call: a completion
+-- may be on its way in a long transaction, and the fence decides afterwards.
 --
 -- Returns the lower bound of all lease ends from now on, and whether leases that ran out may be left.
 CREATE FUNCTION scheduler_reclaim(
@@ -16,22 +17,41 @@ AS $$
 DECLARE
     v_queue CONSTANT text := $1;
     v_floor CONSTANT timestamptz := $3;
+    v_max_attempts CONSTANT integer := coalesce((SELECT q.max_attempts FROM queue q WHERE q.name = $1), 20);
     v_expired integer;
+    v_dead bigint[];
 BEGIN
     WITH expired AS MATERIALIZED (
-        SELECT m.ctid AS row
+        SELECT m.ctid AS row, m.id,
+            m.attempt::bigint - m.forgiven >= coalesce(m.max_attempts, v_max_attempts) AS is_dead
         FROM message m
         WHERE m.queue = v_queue AND m.leased_until >= v_floor AND m.leased_until <= clock
         ORDER BY m.leased_until
         LIMIT max_messages
-        FOR NO KEY UPDATE SKIP LOCKED
+        FOR UPDATE SKIP LOCKED
+    ), back AS (
+        UPDATE message m
+        SET leased_until = NULL, error = format('the lease of attempt %s ran out', m.attempt)
+        FROM expired e
+        WHERE m.ctid = e.row AND NOT e.is_dead
     )
-    UPDATE message m
-    SET leased_until = NULL, error = format('the lease of attempt %s ran out', m.attempt)
-    FROM expired e
-    WHERE m.ctid = e.row;
+    SELECT count(*), array_agg(e.id) FILTER (WHERE e.is_dead) INTO v_expired, v_dead FROM expired e;
 
-    GET DIAGNOSTICS v_expired = ROW_COUNT;
+    IF v_dead IS NOT NULL THEN
+        DECLARE
+            v_timeout CONSTANT text := current_setting('lock_timeout');
+        BEGIN
+            PERFORM set_config('lock_timeout', '100ms', true);
+            PERFORM message_finish(v_dead, 'dead', 'the lease of the last attempt ran out');
+            PERFORM set_config('lock_timeout', v_timeout, true);
+        EXCEPTION WHEN others THEN
+            -- A foreign key of the application's forbids it, or makes it wait. That must not stop the queue.
+            UPDATE message m
+            SET leased_until = NULL, error = format('the lease of attempt %s ran out; no dead letter: %s', m.attempt, SQLERRM)
+            FROM unnest(v_dead) AS d (id)
+            WHERE m.id = d.id;
+        END;
+    END IF;
     more := v_expired = max_messages;
     lease_floor := coalesce(
         (SELECT m.leased_until FROM message m

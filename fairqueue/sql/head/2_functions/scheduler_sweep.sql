@@ -7,7 +7,7 @@
 -- Returns the last channel looked at ('' when the round is complete), the number of activations so far, and the
 -- earliest time at which a lane that now waits is due.
 CREATE FUNCTION scheduler_sweep(
-    queue text, vtime bigint, now_ms bigint, max_channels integer,
+    queue text, turn bigint, vtime bigint, now_ms bigint, max_channels integer,
     INOUT swept text, INOUT activations bigint, OUT due_floor bigint
 )
 LANGUAGE plpgsql
@@ -19,8 +19,8 @@ AS $$
 #variable_conflict use_column
 DECLARE
     v_queue CONSTANT text := $1;
-    v_swept CONSTANT text := $5;
-    v_activations CONSTANT bigint := $6;
+    v_swept CONSTANT text := $6;
+    v_activations CONSTANT bigint := $7;
     v_channels text[];
     v_ats bigint[];
     v_ids bigint[];
@@ -44,6 +44,6 @@ BEGIN
     FROM step s;
 
     SELECT a.activations, a.due_floor INTO activations, due_floor
-    FROM scheduler_activate(v_queue, vtime, now_ms, v_channels, v_ats, v_ids, v_activations) a;
+    FROM scheduler_activate(v_queue, turn, vtime, now_ms, v_channels, v_ats, v_ids, NULL, NULL, false, v_activations) a;
 END
 $$;

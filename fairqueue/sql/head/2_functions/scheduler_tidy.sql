@@ -1,11 +1,12 @@
 -- Removes lanes that have been idle so long that forgetting them changes nothing, and keeps tags small.
 --
 -- Called by message_dequeue now and then, within the turn. An idle lane behind the virtual time would start at the
--- virtual time anyway. Tags start again from zero long before they reach the end of bigint.
+-- virtual time anyway; one whose limits still count something is looked at again later. Tags start again from zero
+-- long before they reach the end of bigint.
 -- Locks: the lanes it removes or rewrites.
 --
 -- Returns the virtual time and the tag below which no idle lane is left.
-CREATE FUNCTION scheduler_tidy(queue text, INOUT vtime bigint, INOUT idle_floor bigint)
+CREATE FUNCTION scheduler_tidy(queue text, now_ms bigint, INOUT vtime bigint, INOUT idle_floor bigint)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan
@@ -15,26 +16,30 @@ AS $$
 #variable_conflict use_column
 DECLARE
     v_queue CONSTANT text := $1;
-    v_floor CONSTANT bigint := $3;
+    v_vtime CONSTANT bigint := $3;
+    v_floor CONSTANT bigint := $4;
     -- A lane that is used often is kept: only those 64 messages (of cost and weight 1) behind are removed.
-    v_keep CONSTANT bigint := $2 - 64 * lane_step(1, 1);
+    v_keep CONSTANT bigint := $3 - 64 * lane_step(1, 1);
     v_last bigint;
-    v_removed integer;
+    v_seen integer;
 BEGIN
     IF v_keep > v_floor THEN
         WITH old AS MATERIALIZED (
-            SELECT l.ctid AS row FROM lane l
-            WHERE l.queue = v_queue AND l.state = 'idle' AND l.tag >= v_floor AND l.tag < v_keep
+            SELECT l.ctid AS row, l.tag, l.running = 0 AND l.released_at + l.release_interval <= now_ms AS is_done
+            FROM lane l
+            WHERE l.queue = v_queue AND l.due IS NULL AND l.tag >= v_floor AND l.tag < v_keep
             ORDER BY l.tag
             LIMIT 10000
         ), removed AS (
-            DELETE FROM lane l USING old o WHERE l.ctid = o.row RETURNING l.tag
+            DELETE FROM lane l USING old o WHERE l.ctid = o.row AND o.is_done
+        ), kept AS (
+            UPDATE lane l SET tag = v_vtime FROM old o WHERE l.ctid = o.row AND NOT o.is_done
         )
-        SELECT count(*), max(r.tag) INTO v_removed, v_last FROM removed r;
-        idle_floor := CASE WHEN v_removed < 10000 THEN v_keep ELSE v_last END;
+        SELECT count(*), max(o.tag) INTO v_seen, v_last FROM old o;
+        idle_floor := CASE WHEN v_seen < 10000 THEN v_keep ELSE v_last END;
     END IF;
     IF vtime > 1000000000000000000 THEN
-        UPDATE lane l SET tag = greatest(l.tag - $2, 0) WHERE l.queue = v_queue;
+        UPDATE lane l SET tag = greatest(l.tag - v_vtime, 0) WHERE l.queue = v_queue;
         vtime := 0;
         idle_floor := -1;
     END IF;

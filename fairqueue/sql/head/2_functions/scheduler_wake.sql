@@ -24,13 +24,13 @@ DECLARE
 BEGIN
     WITH due AS MATERIALIZED (
         SELECT l.ctid AS row, l.due, l.head_id FROM lane l
-        WHERE l.queue = v_queue AND l.state = 'waiting' AND l.due >= v_floor AND l.due <= now_ms
+        WHERE l.queue = v_queue AND l.due > 0 AND l.due >= v_floor AND l.due <= now_ms
         ORDER BY l.due
         LIMIT max_lanes
     ), numbered AS MATERIALIZED (
         SELECT d.row, v_activations + row_number() OVER (ORDER BY d.due, d.head_id) AS since FROM due d
     )
-    UPDATE lane l SET state = 'ready', tag = greatest(l.tag, v_vtime), since = n.since, due = NULL
+    UPDATE lane l SET due = 0, tag = greatest(l.tag, v_vtime), since = n.since
     FROM numbered n
     WHERE l.ctid = n.row;
 
@@ -38,7 +38,7 @@ BEGIN
     activations := v_activations + v_woken;
     due_floor := coalesce(
         (SELECT l.due FROM lane l
-         WHERE l.queue = v_queue AND l.state = 'waiting' AND l.due >= v_floor
+         WHERE l.queue = v_queue AND l.due > 0 AND l.due >= v_floor
          ORDER BY l.due LIMIT 1),
         9223372036854775807);
 END

@@ -7,10 +7,10 @@ SET search_path FROM CURRENT
 AS $$
 BEGIN
     IF TG_OP <> 'INSERT' THEN
-        INSERT INTO signal (queue, channel) VALUES (OLD.queue, OLD.name);
+        INSERT INTO signal (queue, channel, urgent) VALUES (OLD.queue, OLD.name, true);
     END IF;
     IF TG_OP <> 'DELETE' THEN
-        INSERT INTO signal (queue, channel) VALUES (NEW.queue, NEW.name);
+        INSERT INTO signal (queue, channel, urgent) VALUES (NEW.queue, NEW.name, true);
     END IF;
     RETURN NULL;
 END

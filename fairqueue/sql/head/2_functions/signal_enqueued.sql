@@ -7,8 +7,8 @@ LANGUAGE plpgsql SECURITY DEFINER
 SET search_path FROM CURRENT
 AS $$
 BEGIN
-    INSERT INTO signal (queue, channel, dequeue_at, message_id)
-    SELECT n.queue, n.channel, min(n.dequeue_at), min(n.id)
+    INSERT INTO signal (queue, channel, dequeue_at, message_id, urgent)
+    SELECT n.queue, n.channel, min(n.dequeue_at), min(n.id), false
     FROM new_messages n
     GROUP BY n.queue, n.channel;
     RETURN NULL;

@@ -1,0 +1,144 @@
+"""What consuming deals in: leased messages, and what happened to them.
+
+A worker gets :class:`LeasedMessage` values from :func:`fairqueue.dequeue`, and :class:`Outcome` words from the
+statements that end leases::
+
+    import fairqueue as fq
+
+    session.add(fq.Message(channel="acme", payload={"doc": 1}))
+    session.commit()
+    for message in session.scalars(fq.dequeue()).all():
+        session.commit()
+        message.payload["doc"], message.attempt, message.leased_until
+        assert session.execute(fq.complete(message)).one().result == fq.Outcome.COMPLETED
+        session.commit()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Generic
+from typing import cast as cast_type
+
+from sqlalchemy import ARRAY, BigInteger, Integer, cast
+from typing_extensions import TypeVar
+
+from .errors import InvalidValue
+from .models import DeadMessage
+from .schedule import is_whole
+
+__all__ = ["Lease", "LeasedMessage", "Leases", "Messages", "Outcome", "lease_arrays", "message_ids"]
+
+P = TypeVar("P", default=Any)
+
+
+class Outcome(StrEnum):
+    """What happened to a message, as :func:`fairqueue.complete` and the other functions that end leases say it."""
+
+    COMPLETED = "completed"
+    #: It will be tried again.
+    FAILED = "failed"
+    #: It failed and will not be tried again: see :class:`fairqueue.DeadMessage`.
+    DEAD = "dead"
+    DEFERRED = "deferred"
+    EXTENDED = "extended"
+    CANCELLED = "cancelled"
+    #: A dead letter is back in the queue.
+    REDRIVEN = "redriven"
+    #: It stays dead, because a live message of its channel has its key.
+    DUPLICATE = "duplicate"
+    #: The lease is over: it ran out, and the message is ready again or another worker has it.
+    STALE = "stale"
+    #: An open transaction is ending this very lease (only :func:`fairqueue.heartbeat` says so; the others wait).
+    BUSY = "busy"
+    #: There is no such message any more: it was completed or cancelled, or is dead.
+    NOT_FOUND = "not_found"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeasedMessage(Generic[P]):
+    """A message as it was when it was leased: a value, which no session refreshes.
+
+    The pair of ``id`` and ``attempt`` is the lease. An entity would be reloaded after a commit and then carry the
+    attempt of whoever has the message by then.
+    """
+
+    id: int
+    queue: str
+    channel: str
+    #: How often it has been leased, this time included.
+    attempt: int
+    #: The payload as it is stored: JSON data, or bytes.
+    raw: Any
+    body: bytes | None
+    #: What :func:`fairqueue.defer` saved at an earlier attempt.
+    state: Any
+    #: What the last failure said.
+    error: str | None
+    dequeue_at: int
+    cost: float
+    created_at: datetime
+    leased_until: datetime
+    key: str | None = None
+    #: How many of the attempts don't count as failures: deferrals, and those before it was put back from the dead.
+    forgiven: int = 0
+    first_leased_at: datetime | None = None
+    reader: Callable[[Any], P] | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def payload(self) -> P:
+        """The payload, as an object where the message has a type.
+
+        :raises InvalidValue: if what is stored doesn't fit the type. Only this message is concerned:
+            :func:`fairqueue.fail` it.
+        """
+        payload: Any = self.raw
+        if self.reader is not None and payload is not None:
+            payload = self.reader(payload)
+        return cast_type("P", payload)
+
+
+Lease = LeasedMessage[Any] | tuple[int, int]
+Leases = Lease | Iterable[Lease]
+Messages = int | LeasedMessage[Any] | DeadMessage | Iterable[int | LeasedMessage[Any] | DeadMessage]
+
+
+def lease_arrays(leases: Leases) -> tuple[Any, Any]:
+    """The ids and the attempts of one lease or any number, as SQL arrays."""
+    pairs = [_pair(lease) for lease in _each(leases)]
+    return (
+        cast([id_ for id_, _ in pairs], ARRAY(BigInteger)),
+        cast([attempt for _, attempt in pairs], ARRAY(Integer)),
+    )
+
+
+def message_ids(messages: Messages) -> list[int]:
+    """The ids of one message or any number."""
+    return [_id(message) for message in (messages if isinstance(messages, Iterable) else [messages])]
+
+
+def _each(given: object) -> Iterable[object]:
+    """The leases of a call, which takes one or any number."""
+    if not isinstance(given, Iterable) or (isinstance(given, tuple) and any(map(is_whole, given))):
+        return [given]
+    return given
+
+
+def _pair(lease: object) -> tuple[int, int]:
+    if isinstance(lease, LeasedMessage):
+        return lease.id, lease.attempt
+    match lease:
+        case (int(id_), int(attempt)):
+            return id_, attempt
+    raise InvalidValue(f"a lease is a LeasedMessage from dequeue() or a pair (id, attempt), not {lease!r}")
+
+
+def _id(message: object) -> int:
+    if isinstance(message, LeasedMessage | DeadMessage):
+        return message.id
+    if is_whole(message):
+        return message
+    raise InvalidValue(f"a message is an id, a LeasedMessage or a DeadMessage, not {message!r}")

@@ -1,0 +1,212 @@
+"""What is enqueued: the message, with a JSON payload or one of a type."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any, Generic
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    DateTime,
+    Double,
+    Identity,
+    Index,
+    Integer,
+    MetaData,
+    PrimaryKeyConstraint,
+    Text,
+    text,
+)
+from sqlalchemy.orm import Mapped, mapped_column, validates
+from sqlalchemy.types import TypeEngine
+from typing_extensions import TypeVar
+
+from fairqueue.errors import InvalidValue
+from fairqueue.payloads import BytesPayload, JSONPayload, payload_column_type
+from fairqueue.schedule import Delay
+from fairqueue.schedule import dequeue_at as _dequeue_at
+from fairqueue.schema import DEFAULT_SCHEMA
+
+from .base import NOW, Base, check_count, check_name, check_number
+
+__all__ = ["Message", "TypedMessage", "check_backoff", "check_cost", "check_key", "check_max_attempts"]
+
+P = TypeVar("P", default=Any)
+T = TypeVar("T")
+
+_YEAR = 31_557_600  # seconds
+
+
+def _left_out(column_type: TypeEngine[T]) -> TypeEngine[T]:
+    """The type of a column that is the scheduler's: an INSERT doesn't name it, so a producer needs no right to it.
+
+    SQLAlchemy names all columns without a default and gives those that were not set as NULL, unless their type takes
+    None for a value like any other.
+    """
+    return column_type.evaluates_none()
+
+
+class TypedMessage(Base, Generic[P]):
+    """The base of message classes: columns, checks and ``__init__``. See :mod:`fairqueue.payloads` for typed ones.
+
+    :param channel: whose message it is; the channel need not exist.
+    :param payload: what the worker needs, JSON unless the class has another ``payload_type``.
+    :param queue: the queue of the channel.
+    :param delay: seconds (or a timedelta) from now before which it isn't served, by the database clock.
+    :param at: a datetime with a time zone before which it isn't served.
+    :param priority: 0 or more; higher goes first inside the channel, never ahead of other channels.
+    :param dequeue_at: the same as a number: Unix time in milliseconds, historic or negative for priority.
+    :param cost: how much of the channel's share it uses up; more than 0, at most 1,000,000.
+    :param body: binary data beside the payload.
+    :param key: no two live messages of a channel have the same one; the flush of a second one raises SQLAlchemy's
+        IntegrityError. :func:`fairqueue.enqueue_unique` ignores or replaces instead.
+    :param max_attempts: after how many failed attempts it is a dead letter; None: as the queue has it.
+    :param backoff: seconds (or a timedelta) before the second attempt; None: as the queue has it.
+    :raises InvalidValue: naming the field, for what can't be; nothing has been written then.
+    """
+
+    __abstract__ = True
+
+    id: Mapped[int] = mapped_column(BigInteger, Identity(always=True))
+    queue: Mapped[str] = mapped_column(Text, server_default="default")
+    channel: Mapped[str] = mapped_column(Text)
+    key: Mapped[str | None] = mapped_column(Text)
+    payload: Mapped[P] = mapped_column(JSONPayload, nullable=True)
+    body: Mapped[bytes | None] = mapped_column(BytesPayload)
+    dequeue_at: Mapped[int] = mapped_column(
+        BigInteger, server_default=text(f"{DEFAULT_SCHEMA}.unix_ms({DEFAULT_SCHEMA}.clock())")
+    )
+    cost: Mapped[float] = mapped_column(Double, server_default=text("1"))
+    max_attempts: Mapped[int | None] = mapped_column(Integer)
+    backoff: Mapped[float | None] = mapped_column(Double)
+    attempt: Mapped[int] = mapped_column(Integer, server_default=text("0"))
+    forgiven: Mapped[int] = mapped_column(Integer, server_default=text("0"))
+    leased_until: Mapped[datetime | None] = mapped_column(_left_out(DateTime(timezone=True)))
+    first_leased_at: Mapped[datetime | None] = mapped_column(_left_out(DateTime(timezone=True)))
+    leased_at: Mapped[datetime | None] = mapped_column(_left_out(DateTime(timezone=True)))
+    worker: Mapped[str | None] = mapped_column(_left_out(Text()))
+    counted: Mapped[int | None] = mapped_column(_left_out(BigInteger()))
+    state: Mapped[Any | None] = mapped_column(_left_out(JSONPayload("state")))
+    error: Mapped[str | None] = mapped_column(_left_out(Text()))
+    created_at: Mapped[datetime] = mapped_column(DateTime(timezone=True), server_default=NOW)
+
+    def __init_subclass__(cls, payload_type: Any = None, **kw: Any) -> None:
+        if not cls.__dict__.get("__abstract__") and cls.__name__ != "Message":
+            # Another view of the same table: a table object of its own, in a MetaData of its own.
+            cls.metadata = MetaData(schema=DEFAULT_SCHEMA)
+            cls.__tablename__ = "message"
+            column_type = payload_column_type(payload_type)
+            if payload_type is bytes:
+                cls.payload = mapped_column("body", column_type, nullable=True)
+                cls.body = None  # type: ignore[assignment]
+            else:
+                cls.payload = mapped_column("payload", column_type, nullable=True)
+            cls.__table_args__ = (PrimaryKeyConstraint("id", name="message_pkey"),)
+        super().__init_subclass__(**kw)
+
+    def __init__(
+        self,
+        channel: str,
+        payload: P | None = None,
+        *,
+        queue: str = "default",
+        delay: float | timedelta | None = None,
+        at: datetime | None = None,
+        priority: int | None = None,
+        dequeue_at: int | None = None,
+        cost: float = 1,
+        body: bytes | None = None,
+        key: str | None = None,
+        max_attempts: int | None = None,
+        backoff: float | timedelta | None = None,
+    ) -> None:
+        # The same attributes for every message: a flush batches only objects that have the same set.
+        values: dict[str, Any] = {
+            "queue": queue,
+            "channel": channel,
+            "payload": payload,
+            "cost": cost,
+            "key": key,
+            "max_attempts": max_attempts,
+            "backoff": backoff,
+        }
+        if hasattr(type(self), "body") and type(self).body is not None:
+            values["body"] = body
+        elif body is not None:
+            raise InvalidValue(f"body can't be given: the payload of {type(self).__name__} is the body")
+        when = _dequeue_at(delay=delay, at=at, priority=priority, dequeue_at=dequeue_at)
+        if when is not None:
+            values["dequeue_at"] = when.expression() if isinstance(when, Delay) else when
+        super().__init__(**values)
+
+    @validates("queue", "channel")
+    def _check_name(self, field: str, value: str) -> str:
+        return check_name(field, value)
+
+    @validates("cost")
+    def _check_cost(self, field: str, value: float) -> float:
+        return check_cost(value)
+
+    @validates("key")
+    def _check_key(self, field: str, value: str | None) -> str | None:
+        return check_key(value)
+
+    @validates("max_attempts")
+    def _check_max_attempts(self, field: str, value: int | None) -> int | None:
+        return check_max_attempts(value)
+
+    @validates("backoff")
+    def _check_backoff(self, field: str, value: float | timedelta | None) -> float | None:
+        return check_backoff(value)
+
+
+class Message(TypedMessage[Any]):
+    """One unit of work with a JSON payload. Adding it to a session enqueues it when the session commits."""
+
+    __tablename__ = "message"
+    __table_args__ = (
+        PrimaryKeyConstraint("id", name="message_pkey"),
+        CheckConstraint("char_length(queue) BETWEEN 1 AND 255", name="message_queue_length"),
+        CheckConstraint("char_length(channel) BETWEEN 1 AND 255", name="message_channel_length"),
+        CheckConstraint("char_length(key) BETWEEN 1 AND 255", name="message_key_length"),
+        CheckConstraint("cost > 0 AND cost <= 1000000", name="message_cost_range"),
+        CheckConstraint("max_attempts >= 1", name="message_max_attempts_range"),
+        CheckConstraint(f"backoff >= 0 AND backoff <= {_YEAR}", name="message_backoff_range"),
+        CheckConstraint("pg_column_size(payload) <= 67108864", name="message_payload_size"),
+        CheckConstraint("octet_length(body) <= 67108864", name="message_body_size"),
+        Index(
+            "message_ready",
+            "queue",
+            "channel",
+            "dequeue_at",
+            "id",
+            postgresql_where=text("leased_until IS NULL"),
+        ),
+        Index("message_leased", "queue", "leased_until", postgresql_where=text("leased_until IS NOT NULL")),
+        Index("message_key", "queue", "channel", "key", unique=True, postgresql_where=text("key IS NOT NULL")),
+    )
+
+
+def check_cost(value: object) -> float:
+    """The cost of a message, or :class:`InvalidValue`."""
+    if value == 0:
+        raise InvalidValue(f"cost must be more than 0, not {value!r}")
+    return check_number("cost", value, 0, 1_000_000)
+
+
+def check_key(value: object) -> str | None:
+    """The key of a message or None, or :class:`InvalidValue`."""
+    return None if value is None else check_name("key", value)
+
+
+def check_max_attempts(value: object) -> int | None:
+    """How many attempts a message has, None for as many as the queue says, or :class:`InvalidValue`."""
+    return None if value is None else check_count("max_attempts", value, 1)
+
+
+def check_backoff(value: object) -> float | None:
+    """The seconds before the second attempt, None for as many as the queue says, or :class:`InvalidValue`."""
+    if value is None:
+        return None
+    return check_number("backoff", value.total_seconds() if isinstance(value, timedelta) else value, 0, _YEAR)

@@ -1,0 +1,55 @@
+"""Policies at run time: pausing and resuming a queue or one of its channels, for Session and AsyncSession alike.
+
+::
+
+    from datetime import UTC, datetime, timedelta
+    import fairqueue as fq
+
+    session.execute(fq.pause(channel="globex"))                      # until it is resumed
+    session.execute(fq.resume(channel="globex"))
+    session.execute(fq.pause(queue="transcode", until=datetime.now(UTC) + timedelta(hours=1)))
+    session.commit()
+
+What is paused is enqueued to as ever, and leases that are out go on; nothing more is served. It takes effect at the
+next dequeue after the commit. The other policies are those of :class:`fairqueue.Channel` and :class:`fairqueue.Queue`,
+which are merged and edited like any entity.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from sqlalchemy import BigInteger, Boolean, DateTime, Double, Integer, Text, cast, select
+
+from ._functions import SchemaFunction
+from .models.base import check_moment, check_name
+
+if TYPE_CHECKING:
+    from sqlalchemy import Select
+
+__all__ = ["pause", "resume"]
+
+
+def pause(*, queue: str = "default", channel: str | None = None, until: datetime | None = None) -> Select[None]:
+    """Serve nothing more of a channel, or, without one, of the whole queue.
+
+    :param until: when it goes on by itself, a datetime with a time zone; None: when it is resumed. A pause that is on
+        gets this end.
+    """
+    return _set_pause(queue, channel, True, None if until is None else check_moment("until", until))
+
+
+def resume(*, queue: str = "default", channel: str | None = None) -> Select[None]:
+    """End the pause of a channel, or, without one, that of the queue. Channels that are paused themselves stay so."""
+    return _set_pause(queue, channel, False, None)
+
+
+def _set_pause(queue: str, channel: str | None, paused: bool, until: datetime | None) -> Select[None]:
+    pausing = (cast(paused, Boolean), cast(until, DateTime(timezone=True)))
+    name = cast(check_name("queue", queue), Text)
+    if channel is None:
+        return select(SchemaFunction("queue_set", name, cast(None, Integer), *pausing))
+    # weight, max_concurrency, release_interval_ms, burst, max_size, overflow: as they are
+    others = [cast(None, type_) for type_ in (Double, Integer, BigInteger, Integer, Integer, Text)]
+    return select(SchemaFunction("channel_set", cast(check_name("channel", channel), Text), name, *others, *pausing))

@@ -1,0 +1,114 @@
+"""Roles of the database that may do one thing with the queue and nothing else.
+
+::
+
+    from fairqueue import roles
+
+    with engine.begin() as connection:
+        roles.grant(connection, "app_web", "producer")
+        roles.grant(connection, "app_worker", "worker")
+
+========== ==========================================================================================================
+kind       may
+========== ==========================================================================================================
+producer   enqueue: by the ORM, ``enqueue`` and its siblings, INSERT, COPY; and ask how messages ended. It can read no
+           payload, nor anything else of ready and leased messages but their ids, times and attempts.
+worker     dequeue, and complete, fail, defer, heartbeat what it has. It has no right on any table.
+observer   read all tables.
+operator   read all tables, set policies, cancel and redrive messages, delete dead letters, check, repair, maintain.
+========== ==========================================================================================================
+
+A role may be granted several kinds. The functions run with the rights of the schema's owner and a fixed search_path.
+
+Limitations: the role has to exist. A later version of the schema may have more functions: grant again after an upgrade.
+A producer may enqueue in any queue and channel. Whoever may enqueue can learn, by a key that is refused, that a message
+with this key is live.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from sqlalchemy import Connection
+
+from .errors import InvalidValue
+from .schema import DEFAULT_SCHEMA, check_schema_name, quote
+
+__all__ = ["KINDS", "Kind", "grant", "grant_sql", "revoke", "revoke_sql"]
+
+Kind = Literal["producer", "worker", "observer", "operator"]
+
+#: The kinds of roles that there are.
+KINDS: tuple[Kind, ...] = ("producer", "worker", "observer", "operator")
+
+# The rights of each kind: a privilege, and what it is on. {} is the schema.
+_RIGHTS: dict[Kind, tuple[str, ...]] = {
+    "producer": (
+        "INSERT (queue, channel, key, payload, body, dequeue_at, cost, max_attempts, backoff) ON TABLE {}.message",
+        # What the ORM reads back from an INSERT.
+        "SELECT (id, dequeue_at, attempt, forgiven, created_at) ON TABLE {}.message",
+        "EXECUTE ON FUNCTION {0}.message_create, {0}.message_create_many, {0}.message_ending",
+    ),
+    "worker": (
+        "EXECUTE ON FUNCTION {0}.message_dequeue, {0}.message_complete",
+        "EXECUTE ON FUNCTION {0}.message_fail, {0}.message_defer, {0}.message_heartbeat",
+    ),
+    "observer": ("SELECT ON ALL TABLES IN SCHEMA {}",),
+    "operator": (
+        "SELECT ON ALL TABLES IN SCHEMA {}",
+        "INSERT, UPDATE, DELETE ON TABLE {0}.channel, {0}.queue",
+        "DELETE ON TABLE {}.dead_message",
+        "EXECUTE ON FUNCTION {0}.channel_set, {0}.queue_set, {0}.queue_check, {0}.queue_repair",
+        "EXECUTE ON FUNCTION {0}.message_cancel, {0}.message_redrive, {0}.message_ending, {0}.history_maintain",
+    ),
+}
+
+
+def grant(connection: Connection, role: str, kind: Kind, schema: str = DEFAULT_SCHEMA) -> None:
+    """Let ``role`` do what its kind does, from the end of the caller's transaction on; again changes nothing."""
+    for statement in grant_sql(role, kind, schema):
+        _run(connection, statement)
+
+
+def revoke(connection: Connection, role: str, schema: str = DEFAULT_SCHEMA) -> None:
+    """Take all rights in the schema, of whatever kind, from ``role``."""
+    for statement in revoke_sql(role, schema):
+        _run(connection, statement)
+
+
+def grant_sql(role: str, kind: Kind, schema: str = DEFAULT_SCHEMA) -> list[str]:
+    """The statements of :func:`grant`."""
+    if kind not in KINDS:
+        raise InvalidValue(f"kind must be {', '.join(KINDS[:-1])} or {KINDS[-1]}, not {kind!r}")
+    check_schema_name(schema)
+    place, grantee = quote(schema), _role(role)
+    rights = ("USAGE ON SCHEMA {}", *_RIGHTS[kind])
+    return [f"GRANT {right.format(place)} TO {grantee}" for right in rights]
+
+
+def revoke_sql(role: str, schema: str = DEFAULT_SCHEMA) -> list[str]:
+    """The statements of :func:`revoke`."""
+    check_schema_name(schema)
+    place, grantee = quote(schema), _role(role)
+    return [
+        f"REVOKE ALL ON ALL TABLES IN SCHEMA {place} FROM {grantee}",
+        f"REVOKE ALL ON ALL FUNCTIONS IN SCHEMA {place} FROM {grantee}",
+        f"REVOKE ALL ON SCHEMA {place} FROM {grantee}",
+    ]
+
+
+def _run(connection: Connection, statement: str) -> None:
+    # As it stands: neither a colon nor a percent sign in a name is a parameter.
+    connection.exec_driver_sql(statement, execution_options={"no_parameters": True})
+
+
+def _role(role: object) -> str:
+    """The name of a role, quoted."""
+    if not isinstance(role, str) or "\x00" in role or not 1 <= len(role.encode(errors="replace")) <= 63:
+        raise InvalidValue(f"role must be a name of 1 to 63 bytes, not {role!r}")
+    # PostgreSQL takes the first for everybody, even in quotes.
+    if role in {"public", "none"}:
+        raise InvalidValue(
+            f"role must be one that exists, not {role!r}: create a role, and grant that to whom you will"
+        )
+    return '"' + role.replace('"', '""') + '"'

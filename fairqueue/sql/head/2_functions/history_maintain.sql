@@ -1,0 +1,44 @@
+-- Keeps the partitions of history, one a day in UTC: makes those of today and the next 7 days, drops old ones.
+--
+-- Called by message_dequeue about once a day, by users as often as they like, and by the installation. Old is what lies
+-- before the longest history_days of all queues, and before 30 days, which is what queues without a row have.
+-- Returns true when all is done; false when it is to be tried again, because somebody holds a lock: a report, a dump, an
+-- open completion. It waits for none longer than 100 ms. Whatever else goes wrong is a warning and false, so that no
+-- dequeue fails of it: without a partition, outcomes go to history_default.
+-- Locks: those of history_add and history_drop, so none when there is nothing to do. Commit at once.
+CREATE FUNCTION history_maintain() RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path FROM CURRENT
+SET lock_timeout = '100ms'
+AS $$
+DECLARE
+    v_today CONSTANT date := (clock() AT TIME ZONE 'UTC')::date;
+    v_oldest CONSTANT date := v_today - greatest(30, (SELECT max(q.history_days) FROM queue q));
+    v_done boolean := true;
+BEGIN
+    -- Each part by itself, so that one which has to wait doesn't undo the other.
+    FOR part IN 1..2 LOOP
+        BEGIN
+            IF part = 1 THEN
+                FOR n IN REVERSE 7..0 LOOP
+                    PERFORM history_add(v_today + n, n = 0);
+                END LOOP;
+            ELSE
+                v_done := history_drop(v_oldest) AND v_done;
+            END IF;
+        EXCEPTION
+            WHEN lock_not_available OR deadlock_detected THEN
+                v_done := false;
+            WHEN OTHERS THEN
+                RAISE WARNING 'history_maintain: %', SQLERRM;
+                v_done := false;
+        END;
+    END LOOP;
+    RETURN v_done;
+END
+$$;
+
+REVOKE EXECUTE ON FUNCTION history_maintain FROM PUBLIC;
+
+-- An installation begins with the days that it needs.
+SELECT history_maintain();

@@ -1,0 +1,65 @@
+-- Enqueues any number of messages, of which some have keys; the i-th is made of the i-th elements of the lists.
+--
+-- Called by producers (in Python by enqueue_many). Returns the place in the lists and the id of each. on_conflict is
+-- that of message_create, except that the id of what is ignored is null. Where several have the same key they come one
+-- after the other: of those to be ignored the first one counts, of those to replace each other the last one.
+-- Locks: see message_create. Keys are entered in their order, so that two calls can't deadlock; ids and times are given
+-- in the order of the lists.
+CREATE FUNCTION message_create_many(
+    queues text[], channels text[], keys text[], payloads jsonb[], bodies bytea[], dequeue_ats bigint[],
+    delays double precision[], costs double precision[], max_attempts integer[], backoffs double precision[],
+    on_conflict text DEFAULT 'raise'
+) RETURNS TABLE (place bigint, id bigint)
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path FROM CURRENT
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_ids CONSTANT regclass := pg_get_serial_sequence('message', 'id');
+    v_row record;
+BEGIN
+    PERFORM check_on_conflict(on_conflict);
+    FOR v_row IN
+        WITH given AS MATERIALIZED (
+            SELECT nextval(v_ids) AS id, unix_ms(clock()) AS now_ms, r.queue, r.channel, r.key, r.payload, r.body, r.cost,
+                r.max_attempts, r.backoff, r.place,
+                CASE WHEN r.delay IS NULL THEN r.dequeue_at
+                    ELSE unix_ms(clock() + make_interval(secs => r.delay)) END AS dequeue_at
+            FROM unnest($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) WITH ORDINALITY AS r (
+                queue, channel, key, payload, body, dequeue_at, delay, cost, max_attempts, backoff, place)
+        ), ordered AS MATERIALIZED (
+            SELECT g.* FROM given g ORDER BY g.queue COLLATE "C", g.channel COLLATE "C", g.key COLLATE "C", g.place
+        ), entered AS (
+            INSERT INTO message AS m (id, queue, channel, key, payload, body, dequeue_at, cost, max_attempts, backoff)
+            OVERRIDING SYSTEM VALUE
+            SELECT o.id, o.queue, o.channel, o.key, o.payload, o.body, coalesce(o.dequeue_at, o.now_ms), o.cost,
+                o.max_attempts, o.backoff
+            FROM ordered o
+            WHERE on_conflict <> 'replace'
+            ON CONFLICT (queue, channel, key) WHERE key IS NOT NULL DO NOTHING
+            RETURNING m.id
+        )
+        SELECT o.*, e.id IS NOT NULL AS is_entered FROM ordered o LEFT JOIN entered e ON e.id = o.id
+    LOOP
+        place := v_row.place;
+        id := v_row.id;
+        IF on_conflict = 'replace' THEN
+            id := message_enter(v_row.id, v_row.now_ms, v_row.queue, v_row.channel, v_row.key, v_row.payload,
+                v_row.body, v_row.dequeue_at, v_row.cost, v_row.max_attempts, v_row.backoff, true);
+        ELSIF NOT v_row.is_entered THEN
+            IF on_conflict = 'raise' THEN
+                RAISE unique_violation USING
+                    MESSAGE = format('channel %L of queue %L has a live message with key %L', v_row.channel,
+                        v_row.queue, v_row.key),
+                    DETAIL = format('Given in place %s of the lists.', place),
+                    HINT = 'on_conflict => ''ignore'' leaves that one as it is, ''replace'' gives it new contents.',
+                    SCHEMA = current_schema(), TABLE = 'message', CONSTRAINT = 'message_key';
+            END IF;
+            id := NULL;
+        END IF;
+        RETURN NEXT;
+    END LOOP;
+END
+$$;
+
+REVOKE EXECUTE ON FUNCTION message_create_many FROM PUBLIC;

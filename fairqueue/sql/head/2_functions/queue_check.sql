@@ -1,0 +1,167 @@
+-- What the scheduler keeps, compared with the rows that it was derived from: one row a difference, none when all is well.
+--
+-- Called by operators, on a live queue as well: it is one statement, so it sees one moment, and whatever dequeues and
+-- users do, they do in transactions that keep both sides equal, counting the signals that are still to be folded.
+-- Takes no lock. Reads everything that the scheduler keeps of the queue, and its leases; without a queue, of all.
+CREATE FUNCTION queue_check(name text DEFAULT NULL)
+RETURNS TABLE (queue text, channel text, problem text, expected text, found text)
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path FROM CURRENT
+SET jit = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_queue CONSTANT text := $1;
+    v_now CONSTANT bigint := unix_ms(clock());
+BEGIN
+    RETURN QUERY
+    WITH RECURSIVE rotations AS MATERIALIZED (
+        SELECT r.* FROM rotation r WHERE v_queue IS NULL OR r.queue = v_queue
+    ), signals AS MATERIALIZED (
+        SELECT s.*, s.message_id IS NULL AND s.counted IS NULL AS is_policy
+        FROM signal s WHERE v_queue IS NULL OR s.queue = v_queue
+    ), news AS MATERIALIZED (
+        SELECT s.queue, s.channel, bool_or(s.is_policy) AS policy, bool_or(s.urgent) AS urgent
+        FROM signals s
+        GROUP BY s.queue, s.channel
+    ), lanes AS MATERIALIZED (
+        SELECT l.*, t.at, lane_due(t.at, l.head_at, l.paused_until, l.max_concurrency, l.running, l.release_interval, l.burst,
+            l.released_at) AS new_due,
+            q.queue IS NOT NULL OR coalesce(n.policy, false) AS has_policy_news,
+            q.queue IS NOT NULL OR coalesce(n.urgent, false) AS has_urgent_news
+        FROM lane l
+        LEFT JOIN news n ON n.queue = l.queue AND n.channel = l.channel
+        LEFT JOIN news q ON q.queue = l.queue AND q.channel IS NULL
+        -- A clock that was set back is for the next dequeue to see to.
+        CROSS JOIN LATERAL (
+            SELECT greatest(v_now, (SELECT max(r.clock) FROM rotations r WHERE r.queue = l.queue)) AS at) t
+        WHERE v_queue IS NULL OR l.queue = v_queue
+    ), leases AS MATERIALIZED (
+        SELECT m.id, m.queue, m.channel, m.leased_until, m.attempt, m.counted
+        FROM message m WHERE m.leased_until IS NOT NULL AND (v_queue IS NULL OR m.queue = v_queue)
+    -- A place for each channel that has ready messages: the first of them.
+    ), walk AS (
+        (SELECT m.queue, m.channel, m.dequeue_at, m.id FROM message m
+         WHERE m.leased_until IS NULL AND (v_queue IS NULL OR m.queue = v_queue)
+         ORDER BY m.queue, m.channel, m.dequeue_at, m.id LIMIT 1)
+        UNION ALL
+        SELECT n.* FROM walk w CROSS JOIN LATERAL (
+            SELECT m.queue, m.channel, m.dequeue_at, m.id FROM message m
+            WHERE m.leased_until IS NULL AND (m.queue, m.channel) > (w.queue, w.channel)
+                AND (v_queue IS NULL OR m.queue = v_queue)
+            ORDER BY m.queue, m.channel, m.dequeue_at, m.id LIMIT 1) n
+    )
+    SELECT w.queue, w.channel, 'a ready message that no lane and no signal leads to',
+        format('message %s, due at %s', w.id, w.dequeue_at),
+        (SELECT format('the lane starts at %s, message %s', l.head_at, l.head_id) FROM lanes l
+         WHERE l.queue = w.queue AND l.channel = w.channel AND l.due IS NOT NULL LIMIT 1)
+    FROM walk w
+    WHERE NOT EXISTS (
+            SELECT FROM lanes l WHERE l.queue = w.queue AND l.channel = w.channel AND l.due IS NOT NULL
+                AND (l.head_at, l.head_id) <= (w.dequeue_at, w.id))
+        AND NOT EXISTS (
+            SELECT FROM signals s WHERE s.queue = w.queue
+                AND (s.channel IS NULL OR (s.channel = w.channel AND (s.dequeue_at, s.message_id) <= (w.dequeue_at, w.id))))
+    UNION ALL
+    SELECT s.queue, s.channel, 'a signal that no dequeue will read',
+        format('from %s on, or one of %s', CASE WHEN s.urgent THEN r.urgent_from ELSE r.news_from END,
+            CASE WHEN s.urgent THEN r.urgent_open ELSE r.news_open END), s.xid::text
+    FROM signals s JOIN rotations r ON r.queue = s.queue
+    WHERE CASE WHEN s.urgent THEN s.xid < r.urgent_from AND s.xid <> ALL (r.urgent_open)
+        ELSE s.xid < r.news_from AND s.xid <> ALL (r.news_open) END
+    UNION ALL
+    SELECT l.queue, l.channel, 'leases that count toward max_concurrency', coalesce(n.leases, 0)::text, l.running::text
+    FROM lanes l
+    LEFT JOIN (
+        SELECT l.queue, l.channel, count(*) AS leases
+        FROM lanes l
+        JOIN (SELECT e.queue, e.channel, e.counted FROM leases e
+              UNION ALL SELECT s.queue, s.channel, s.counted FROM signals s) e
+            ON e.queue = l.queue AND e.channel = l.channel AND e.counted >= l.counted_from
+        GROUP BY l.queue, l.channel) n ON n.queue = l.queue AND n.channel = l.channel
+    WHERE l.max_concurrency IS NOT NULL AND NOT l.has_policy_news AND coalesce(n.leases, 0) <> l.running
+    UNION ALL
+    SELECT e.queue, e.channel, 'counted leases of a channel without a lane', '0', count(*)::text
+    FROM leases e
+    LEFT JOIN channel c ON c.queue = e.queue AND c.name = e.channel
+    LEFT JOIN queue q ON q.name = e.queue
+    WHERE e.counted IS NOT NULL AND coalesce(c.max_concurrency, q.channel_max_concurrency) IS NOT NULL
+        AND NOT EXISTS (SELECT FROM lanes l WHERE l.queue = e.queue AND l.channel = e.channel)
+        AND NOT EXISTS (SELECT FROM news n
+            WHERE n.queue = e.queue AND n.policy AND coalesce(n.channel, e.channel) = e.channel)
+    GROUP BY e.queue, e.channel    UNION ALL
+    SELECT r.queue, NULL, 'leases that count toward max_concurrency', n.leases::text, r.running::text
+    FROM rotations r CROSS JOIN LATERAL (
+        SELECT (SELECT count(*) FROM leases e WHERE e.queue = r.queue AND e.counted >= r.counted_from)
+            + (SELECT count(*) FROM signals s WHERE s.queue = r.queue AND s.counted >= r.counted_from) AS leases) n
+    WHERE r.max_concurrency IS NOT NULL AND n.leases <> r.running
+        AND NOT EXISTS (SELECT FROM signals s WHERE s.queue = r.queue AND s.channel IS NULL)
+    UNION ALL
+    SELECT l.queue, l.channel, 'policy (weight, max_concurrency, release_interval, burst, paused_until)',
+        p.policy::text, (l.weight, l.max_concurrency, l.release_interval, l.burst, l.paused_until)::text
+    FROM lanes l
+    LEFT JOIN channel c ON c.queue = l.queue AND c.name = l.channel
+    LEFT JOIN queue q ON q.name = l.queue
+    CROSS JOIN LATERAL (
+        SELECT (coalesce(c.weight, q.channel_weight, 1::double precision),
+            coalesce(c.max_concurrency, q.channel_max_concurrency),
+            coalesce(c.release_interval_ms, q.channel_release_interval_ms, 0::bigint),
+            coalesce(c.burst, q.channel_burst, 1), paused_until(c.paused, c.resume_at)) AS policy) p
+    WHERE NOT l.has_policy_news
+        AND p.policy IS DISTINCT FROM (l.weight, l.max_concurrency, l.release_interval, l.burst, l.paused_until)
+    UNION ALL
+    SELECT r.queue, NULL, 'policy (max_concurrency, paused_until)',
+        (q.max_concurrency, paused_until(q.paused, q.resume_at))::text, (r.max_concurrency, r.paused_until)::text
+    FROM rotations r LEFT JOIN queue q ON q.name = r.queue
+    WHERE (q.max_concurrency, paused_until(q.paused, q.resume_at))
+            IS DISTINCT FROM (r.max_concurrency, r.paused_until)
+        AND NOT EXISTS (SELECT FROM signals s WHERE s.queue = r.queue AND s.channel IS NULL)
+    UNION ALL
+    SELECT l.queue, l.channel, 'a lane that waits for too long',
+        l.new_due::text, l.due::text
+    FROM lanes l
+    WHERE l.due > greatest(l.new_due, l.at) AND NOT l.has_urgent_news
+    UNION ALL
+    SELECT l.queue, l.channel, 'a ready lane at its limit', l.new_due::text, l.due::text
+    FROM lanes l
+    WHERE l.due = 0 AND l.new_due = 9223372036854775807 AND NOT l.has_urgent_news
+    UNION ALL
+    SELECT l.queue, l.channel, 'a ready lane that the rotation has passed',
+        format('beyond (%s, %s)', r.vtime, r.vsince), format('(%s, %s)', l.tag, l.since)
+    FROM lanes l JOIN rotations r ON r.queue = l.queue
+    WHERE l.due = 0 AND (l.tag, l.since) <= (r.vtime, r.vsince)
+    UNION ALL
+    SELECT l.queue, min(l.channel), 'lanes with one activation', '1', format('%s lanes with %s', count(*), l.since)
+    FROM lanes l
+    WHERE l.due = 0
+    GROUP BY l.queue, l.since HAVING count(*) > 1
+    UNION ALL
+    SELECT l.queue, l.channel, 'an activation that is still to come', format('at most %s', r.activations), l.since::text
+    FROM lanes l JOIN rotations r ON r.queue = l.queue
+    WHERE l.since > r.activations
+    UNION ALL
+    SELECT l.queue, l.channel, 'lanes of a channel', '1', count(*)::text
+    FROM lanes l
+    GROUP BY l.queue, l.channel HAVING count(*) > 1
+    UNION ALL
+    SELECT r.queue, NULL, 'rotations of a queue', '1', count(*)::text
+    FROM rotations r
+    GROUP BY r.queue HAVING count(*) > 1
+    UNION ALL
+    SELECT e.queue, e.channel, 'a lease below lease_floor', format('from %s on', r.lease_floor),
+        format('message %s until %s', e.id, e.leased_until)
+    FROM leases e LEFT JOIN rotations r ON r.queue = e.queue
+    WHERE r.queue IS NULL OR e.leased_until < r.lease_floor
+    UNION ALL
+    SELECT l.queue, l.channel, 'a lane below due_floor', format('from %s on', r.due_floor), l.due::text
+    FROM lanes l JOIN rotations r ON r.queue = l.queue
+    WHERE l.due > 0 AND l.due < r.due_floor
+    UNION ALL
+    SELECT e.queue, e.channel, 'a lease without an attempt', 'message.attempt of 1 or more',
+        format('message %s with %s', e.id, e.attempt)
+    FROM leases e
+    WHERE e.attempt < 1;
+END
+$$;
+
+REVOKE EXECUTE ON FUNCTION queue_check FROM PUBLIC;

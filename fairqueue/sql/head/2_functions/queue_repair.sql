@@ -1,0 +1,45 @@
+-- Derives everything that the scheduler keeps of a queue anew, whatever it was: afterwards queue_check finds nothing.
+--
+-- Called by operators, in a READ COMMITTED transaction that commits at once; safe on a live queue. Nothing is lost but,
+-- where the lanes themselves were damaged, whom the rotation owes.
+-- Locks: the turn of the queue, until the end of the transaction; then as scheduler_rebuild.
+CREATE FUNCTION queue_repair(name text DEFAULT 'default') RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path FROM CURRENT
+SET jit = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_queue CONSTANT text := $1;
+    v_now CONSTANT bigint := unix_ms(clock());
+    r rotation%ROWTYPE;
+BEGIN
+    IF NOT scheduler_turn(v_queue) THEN
+        RAISE lock_not_available USING
+            MESSAGE = format('queue %L is being dequeued from', v_queue),
+            HINT = 'Repair in a transaction of its own, which has written nothing before; then it waits for its turn.';
+    END IF;
+    SELECT t.* INTO r FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
+    IF NOT FOUND THEN
+        DELETE FROM lane l WHERE l.queue = v_queue;
+        RETURN;
+    END IF;
+    DELETE FROM rotation t WHERE t.queue = v_queue AND t.turn < r.turn;
+    DELETE FROM lane l USING lane k
+    WHERE l.queue = v_queue AND k.queue = v_queue AND k.channel = l.channel AND (k.tag, k.ctid) > (l.tag, l.ctid);
+    SELECT greatest(r.activations, r.vsince, max(l.since)) INTO r.activations FROM lane l WHERE l.queue = v_queue;
+
+    SELECT b.activations, b.due_floor, b.lease_floor, b.max_concurrency, b.paused_until, b.running
+    INTO r.activations, r.due_floor, r.lease_floor, r.max_concurrency, r.paused_until, r.running
+    FROM scheduler_rebuild(v_queue, r.turn, r.vtime, v_now, r.activations) b;
+    UPDATE rotation t
+    SET turn = r.turn + 1, activations = r.activations, due_floor = r.due_floor, lease_floor = r.lease_floor,
+        max_concurrency = r.max_concurrency, paused_until = r.paused_until, running = r.running,
+        counted_from = r.turn, clock = v_now, idle_floor = -1, swept = '',
+        -- All signals are to be read again, whatever they say.
+        news_from = '0', news_open = '{}', urgent_from = '0', urgent_open = '{}'
+    WHERE t.queue = v_queue;
+END
+$$;
+
+REVOKE EXECUTE ON FUNCTION queue_repair FROM PUBLIC;

@@ -1,0 +1,65 @@
+-- Derives everything that the scheduler keeps for a queue anew from the rows of message, channel and queue.
+--
+-- Called by message_dequeue, within the turn, when the policy of the whole queue changed, when messages were truncated,
+-- and when the clock was set back; and by scheduler_repair. Tags stay: whom the rotation owes what can't be derived.
+-- Locks: the lanes of the queue; its leases, as far as nobody else holds them (scheduler_recount).
+--
+-- Returns what is to be written to rotation. Takes time in proportion to the number of lanes and leases.
+CREATE FUNCTION scheduler_rebuild(
+    queue text, turn bigint, vtime bigint, now_ms bigint, INOUT activations bigint,
+    OUT due_floor bigint, OUT lease_floor timestamptz, OUT max_concurrency integer, OUT paused_until bigint,
+    OUT running integer
+)
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan
+SET jit = off
+SET enable_seqscan = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_queue CONSTANT text := $1;
+    v_activations CONSTANT bigint := $5;
+    v_channels text[];
+    v_ats bigint[];
+    v_ids bigint[];
+    v_running integer[];
+BEGIN
+    SELECT q.max_concurrency, paused_until(q.paused, q.resume_at) INTO max_concurrency, paused_until
+    FROM queue q WHERE q.name = v_queue;
+
+    WITH RECURSIVE walk AS (
+        (SELECT m.channel FROM message m WHERE m.queue = v_queue AND m.leased_until IS NULL
+         ORDER BY m.channel LIMIT 1)
+        UNION ALL
+        SELECT (SELECT m.channel FROM message m
+                WHERE m.queue = v_queue AND m.leased_until IS NULL AND m.channel > w.channel
+                ORDER BY m.channel LIMIT 1)
+        FROM walk w WHERE w.channel IS NOT NULL
+    ), known AS (
+        SELECT w.channel FROM walk w WHERE w.channel IS NOT NULL
+        UNION
+        SELECT l.channel FROM lane l WHERE l.queue = v_queue
+        UNION
+        SELECT m.channel FROM message m WHERE m.queue = v_queue AND m.leased_until IS NOT NULL
+    )
+    SELECT array_agg(k.channel), array_agg(h.dequeue_at), array_agg(h.id)
+    INTO v_channels, v_ats, v_ids
+    FROM known k
+    LEFT JOIN LATERAL (
+        SELECT m.dequeue_at, m.id FROM message m
+        WHERE m.queue = v_queue AND m.channel = k.channel AND m.leased_until IS NULL
+        ORDER BY m.dequeue_at, m.id LIMIT 1) h ON true;
+
+    SELECT c.running, coalesce(c.total, 0) INTO v_running, running
+    FROM scheduler_recount(v_queue, turn, v_channels, array_fill(true, ARRAY[coalesce(cardinality(v_channels), 0)]),
+        max_concurrency IS NOT NULL) c;
+    SELECT a.activations, a.due_floor INTO activations, due_floor
+    FROM scheduler_activate(v_queue, turn, vtime, now_ms, v_channels, v_ats, v_ids, NULL, v_running, true,
+        v_activations) a;
+    lease_floor := coalesce(
+        (SELECT m.leased_until FROM message m WHERE m.queue = v_queue AND m.leased_until IS NOT NULL
+         ORDER BY m.leased_until LIMIT 1),
+        'infinity');
+END
+$$;

@@ -1,0 +1,72 @@
+-- Counts the leases of some channels, and marks them as counted in this turn: each will signal its end.
+--
+-- Called by scheduler_fold for channels whose policy changed, and by scheduler_rebuild for all, within the turn. Leases
+-- taken without a limit aren't counted one by one; this is what catches up when a limit is set, and what replaces a
+-- number that is in doubt. A lease that somebody else holds, so that it can't be marked, counts too: a signal has it
+-- looked at again (see signal) until it is over.
+-- Locks: the leases it marks, until the end of the transaction. It waits for nobody.
+--
+-- Returns for each channel the number of its leases, null where it has no max_concurrency or none is wanted; and with
+-- whole_queue the number of all leases, which are marked then.
+CREATE FUNCTION scheduler_recount(
+    queue text, turn bigint, channels text[], wanted boolean[], whole_queue boolean,
+    OUT running integer[], OUT total integer
+)
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan
+SET jit = off
+SET enable_seqscan = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_queue CONSTANT text := $1;
+    v_turn CONSTANT bigint := $2;
+BEGIN
+    WITH named AS MATERIALIZED (
+        SELECT n.channel
+        FROM (SELECT) AS one
+        LEFT JOIN queue q ON q.name = v_queue
+        CROSS JOIN unnest(channels, wanted) AS n (channel, wanted)
+        LEFT JOIN LATERAL (
+            SELECT c.max_concurrency FROM channel c WHERE c.queue = v_queue AND c.name = n.channel LIMIT 1) c ON true
+        WHERE n.wanted AND coalesce(c.max_concurrency, q.channel_max_concurrency) IS NOT NULL
+    ), leases AS MATERIALIZED (
+        SELECT m.ctid AS row, m.id, m.channel
+        FROM message m
+        WHERE (whole_queue OR (SELECT count(*) FROM named) > 0)
+            AND m.queue = v_queue AND m.leased_until IS NOT NULL
+            AND (whole_queue OR m.channel IN (SELECT n.channel FROM named n))
+    ), held AS MATERIALIZED (
+        SELECT m.ctid AS row
+        FROM leases l JOIN message m ON m.ctid = l.row
+        WHERE m.leased_until IS NOT NULL
+        FOR NO KEY UPDATE OF m SKIP LOCKED
+    ), marked AS (
+        UPDATE message m SET counted = v_turn FROM held h WHERE m.ctid = h.row RETURNING m.id, m.channel
+    ), doubtful AS (
+        SELECT l.id, l.channel FROM leases l
+        EXCEPT
+        SELECT k.id, k.channel FROM marked k
+    ), watched AS (
+        INSERT INTO signal (queue, channel, message_id, counted, urgent)
+        SELECT v_queue, d.channel, d.id, v_turn, true
+        FROM doubtful d
+    -- Without a join, whose plan could not be right for one channel and for all.
+    ), counts AS (
+        SELECT max(x.nth) AS nth, bool_or(x.is_wanted) AS is_wanted, count(*) FILTER (WHERE x.is_lease) AS leases
+        FROM (
+            SELECT a.channel, a.nth, false AS is_wanted, false AS is_lease
+            FROM unnest(channels) WITH ORDINALITY AS a (channel, nth)
+            UNION ALL
+            SELECT n.channel, NULL, true, false FROM named n
+            UNION ALL
+            SELECT l.channel, NULL, false, true FROM leases l) x
+        GROUP BY x.channel
+    )
+    SELECT array_agg(CASE WHEN c.is_wanted THEN c.leases END ORDER BY c.nth) FILTER (WHERE c.nth IS NOT NULL),
+        CASE WHEN whole_queue THEN (SELECT count(*) FROM leases)::integer END
+    INTO running, total
+    FROM counts c;
+END
+$$;

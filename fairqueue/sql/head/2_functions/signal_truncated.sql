@@ -1,0 +1,14 @@
+-- Trigger function of message_truncated: whatever the scheduler counts of messages has to be counted anew.
+--
+-- Locks: none that anybody waits for; it appends rows.
+CREATE FUNCTION signal_truncated() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+    INSERT INTO signal (queue, urgent) SELECT DISTINCT r.queue, true FROM rotation r;
+    RETURN NULL;
+END
+$$;
+
+REVOKE EXECUTE ON FUNCTION signal_truncated FROM PUBLIC;

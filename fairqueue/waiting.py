@@ -1,0 +1,190 @@
+"""Waiting: how a message ended, for who has enqueued it and needs to know.
+
+::
+
+    import fairqueue as fq
+
+    message = fq.enqueue(session, "acme", {"doc": 1})
+    session.commit()
+    try:
+        end = fq.wait_for(engine, message, timeout=0.1)  # an Ending
+    except fq.WaitTimeout:
+        end = None  # still ready, or leased
+    session.execute(fq.ending([message])).all()  # a look by itself: a row for each that has ended
+
+With an AsyncEngine::
+
+    end = await fq.wait_for(async_engine, message, timeout=30)
+
+It looks now and then, in short transactions between which the connection goes back to the pool: after 50 ms, then at
+intervals that grow by half to 2 s and are spread at random, so that many who wait make no storm. All messages of a call
+are asked for at once, those that are still live by their primary key.
+
+Limitations: commit before you wait, as nobody can see, or serve, a message that isn't committed; it would be taken for
+one that has ended. Without history (the queue's ``history_days`` is 0, or they are over) there is no telling completed
+from cancelled: the outcome is None then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, overload
+
+from sqlalchemy import ARRAY, BigInteger, DateTime, Engine, Integer, Text, cast, column, inspect, select
+
+from ._functions import SchemaFunction
+from .errors import InvalidValue, WaitTimeout
+from .leases import LeasedMessage, message_ids
+from .models import TypedMessage
+from .schedule import check_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+    from sqlalchemy.ext.asyncio import AsyncEngine
+    from sqlalchemy.sql.selectable import TypedReturnsRows
+
+    Endings = TypedReturnsRows[int, str | None, int | None, str | None, datetime | None]
+
+__all__ = ["Ending", "ending", "wait_for"]
+
+Waited = int | LeasedMessage[Any] | TypedMessage[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a message ended, from its last row in history."""
+
+    id: int
+    #: ``"completed"``, ``"dead"``, ``"cancelled"`` or ``"dropped"``; None where no history is kept.
+    outcome: str | None
+    attempt: int | None = None
+    #: What the last failure said.
+    error: str | None = None
+    finished_at: datetime | None = None
+
+
+def ending(messages: Waited | Iterable[Waited]) -> Endings:
+    """The statement behind :func:`wait_for`: rows ``(id, outcome, attempt, error, finished_at)``.
+
+    One for each message that is neither ready nor leased any more, in the order given.
+    """
+    row = SchemaFunction("message_ending", cast(_ids(messages), ARRAY(BigInteger))).table_valued(
+        column("id", BigInteger),
+        column("outcome", Text),
+        column("attempt", Integer),
+        column("error", Text),
+        column("finished_at", DateTime(timezone=True)),
+        name="ended",
+    )
+    return select(row.c.id, row.c.outcome, row.c.attempt, row.c.error, row.c.finished_at)
+
+
+@overload
+def wait_for(engine: Engine, messages: Waited, *, timeout: float | timedelta | None) -> Ending: ...
+@overload
+def wait_for(engine: Engine, messages: Iterable[Waited], *, timeout: float | timedelta | None) -> list[Ending]: ...
+@overload
+def wait_for(engine: AsyncEngine, messages: Waited, *, timeout: float | timedelta | None) -> Awaitable[Ending]: ...
+@overload
+def wait_for(
+    engine: AsyncEngine, messages: Iterable[Waited], *, timeout: float | timedelta | None
+) -> Awaitable[list[Ending]]: ...
+def wait_for(
+    engine: Engine | AsyncEngine, messages: Waited | Iterable[Waited], *, timeout: float | timedelta | None
+) -> Any:
+    """Wait until messages have ended: completed, dead, cancelled or dropped. A failure that is retried is no end.
+
+    :param engine: an Engine, or an AsyncEngine, for which an awaitable is returned.
+    :param messages: one id, :class:`fairqueue.Message` or :class:`LeasedMessage`, or any number of these.
+    :param timeout: for how many seconds (or a timedelta) at most; 0 looks once, None waits for ever.
+    :returns: an :class:`Ending`; for several messages a list, in the order given.
+    :raises WaitTimeout: when some of them haven't ended in time. It is a TimeoutError, too.
+    """
+    watch = _Watch(_ids(messages), None if timeout is None else check_seconds("timeout", timeout))
+    several = isinstance(messages, Iterable)
+    # Each look is one statement: no need for a BEGIN, nor for a commit.
+    if isinstance(engine, Engine):
+        endings = _wait(engine.execution_options(isolation_level="AUTOCOMMIT"), watch)
+        return endings if several else endings[0]
+    if hasattr(engine, "sync_engine") and hasattr(engine, "execution_options"):
+        return _wait_async(engine.execution_options(isolation_level="AUTOCOMMIT"), watch, several)
+    raise InvalidValue(
+        f"engine must be an Engine or an AsyncEngine, not {engine!r}: a transaction sees no end of others"
+    )
+
+
+def _wait(engine: Engine, watch: _Watch) -> list[Ending]:
+    while watch.pending:
+        with engine.connect() as connection:
+            rows = connection.execute(watch.look()).all()
+        if watch.take(rows):
+            time.sleep(watch.pause())
+    return watch.endings()
+
+
+async def _wait_async(engine: AsyncEngine, watch: _Watch, several: bool) -> Ending | list[Ending]:
+    while watch.pending:
+        async with engine.connect() as connection:
+            rows = (await connection.execute(watch.look())).all()
+        if watch.take(rows):
+            await asyncio.sleep(watch.pause())
+    endings = watch.endings()
+    return endings if several else endings[0]
+
+
+class _Watch:
+    """What is still waited for, and how long to pause between two looks."""
+
+    def __init__(self, ids: Sequence[int], timeout: float | None) -> None:
+        self._ids = ids
+        self._ended: dict[int, Ending] = {}
+        self._timeout = timeout
+        self._deadline = None if timeout is None else time.monotonic() + timeout
+        self._interval = 0.05
+        self.pending = list(dict.fromkeys(ids))
+
+    def look(self) -> Endings:
+        return ending(self.pending)
+
+    def take(self, rows: Iterable[Any]) -> list[int]:
+        """Note what has ended; returns what has not."""
+        self._ended.update((row.id, Ending(*row)) for row in rows)
+        self.pending = [id_ for id_ in self.pending if id_ not in self._ended]
+        return self.pending
+
+    def pause(self) -> float:
+        """How many seconds to wait before the next look: half the interval at least, the last one at the deadline."""
+        seconds = self._interval * random.uniform(0.5, 1)  # noqa: S311
+        self._interval = min(self._interval * 1.5, 2)
+        if self._deadline is None:
+            return seconds
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            some = ", ".join(map(str, self.pending[:10])) + (", ..." if len(self.pending) > 10 else "")
+            raise WaitTimeout(
+                f"{len(self.pending)} of {len(self._ids)} messages had not ended after {self._timeout:g} s: {some}"
+            )
+        return min(seconds, left)
+
+    def endings(self) -> list[Ending]:
+        return [self._ended[id_] for id_ in self._ids]
+
+
+def _ids(messages: Waited | Iterable[Waited]) -> list[int]:
+    each = messages if isinstance(messages, Iterable) else [messages]
+    return message_ids([_identity(message) if isinstance(message, TypedMessage) else message for message in each])
+
+
+def _identity(message: TypedMessage[Any]) -> int:
+    # Not message.id, which after a commit would read the row again, and that may be gone by now.
+    identity = inspect(message).identity
+    if identity is None:
+        raise InvalidValue("a message must be committed before it is waited for, and this one has no id yet")
+    id_: int = identity[0]
+    return id_

@@ -1,0 +1,165 @@
+"""G10: how often a message is tried, and when. The clock stands still, so that times can be compared."""
+
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, select, text
+from sqlalchemy.orm import Session
+
+import fairqueue as fq
+from tests.acts import clock, expire, lease_of, move_clock, put, sql, stop_clock, take
+
+MANY = 200
+
+
+@pytest.fixture
+def now(engine: Engine, session: Session) -> int:
+    """The time, which stands still, in Unix milliseconds."""
+    at = clock(session)
+    stop_clock(engine, at)
+    return at
+
+
+def results(session: Session, statement: Any) -> list[tuple[int, str]]:
+    told = [(row.id, row.result) for row in session.execute(statement)]
+    session.commit()
+    return told
+
+
+def fail_until_dead(session: Session) -> int:
+    """How many attempts that took."""
+    for attempt in range(1, 100):
+        (message,) = lease_of(session)
+        assert message.attempt == attempt
+        if results(session, fq.fail(message, delay=0)) == [(message.id, "dead")]:
+            return attempt
+    raise AssertionError("it lives for ever")
+
+
+class TestAttempts:
+    @pytest.mark.parametrize(
+        ("message", "queue", "expected"),
+        [(None, None, 20), (3, None, 3), (1, None, 1), (None, 4, 4), (2, 5, 2), (6, 5, 6)],
+    )
+    def test_how_many(self, session: Session, message: int | None, queue: int | None, expected: int) -> None:
+        """The message's own number, else the queue's, else 20."""
+        if queue is not None:
+            sql(session, "INSERT INTO fairqueue.queue (name, max_attempts) VALUES ('default', :n)", n=queue)
+        put(session, "acme", max_attempts=message)
+        assert fail_until_dead(session) == expected
+        assert take(session) == []
+
+    def test_of_the_queue_change_at_once(self, session: Session) -> None:
+        put(session, "acme")
+        (message,) = lease_of(session)
+        sql(session, "INSERT INTO fairqueue.queue (name, max_attempts) VALUES ('default', 1)")
+        assert results(session, fq.fail(message)) == [(message.id, "dead")]
+
+    def test_deferrals_use_up_none(self, session: Session) -> None:
+        put(session, "acme", max_attempts=2)
+        for number in range(5):
+            (message,) = lease_of(session)
+            assert (message.attempt, message.forgiven) == (number + 1, number)
+            assert results(session, fq.defer(message)) == [(message.id, "deferred")]
+        for told in ("failed", "dead"):
+            (message,) = lease_of(session)
+            assert results(session, fq.fail(message, delay=0)) == [(message.id, told)]
+
+    def test_lease_that_ran_out_uses_up_one(self, session: Session) -> None:
+        """A message that kills its workers doesn't go on doing so for ever."""
+        put(session, "acme", max_attempts=3)
+        for attempt in (1, 2, 3):
+            (message,) = lease_of(session)
+            assert message.attempt == attempt
+            expire(session, [message.id])
+        assert take(session) == []
+        dead = session.scalars(select(fq.DeadMessage)).one()
+        assert (dead.id, dead.attempt) == (message.id, 3)
+        assert "ran out" in str(dead.error)
+
+    def test_no_retry(self, session: Session) -> None:
+        put(session, "acme")
+        (message,) = lease_of(session)
+        assert results(session, fq.fail(message, "hopeless", retry=False)) == [(message.id, "dead")]
+
+    def test_some_of_a_batch(self, session: Session) -> None:
+        """In the order given, each its own result, the same lease twice the same."""
+        put(session, "acme", 2, max_attempts=1)
+        put(session, "acme", 2)
+        last, gone, again, other = lease_of(session, 4)
+        session.execute(fq.complete(gone))
+        given = [(other.id, 1), (last.id, 1), (gone.id, 1), (last.id, 1), (last.id, 7), (again.id, 7), (again.id, 1)]
+        assert [result for _, result in results(session, fq.fail(given))] == [
+            *("failed", "dead", "not_found", "dead", "not_found", "stale", "failed")
+        ]
+
+
+def delays(session: Session, now: int, **fields: Any) -> list[float]:
+    """After how many seconds each of many messages is to be tried again, in order; all of them failed together."""
+    before = {name: fields.pop(name) for name in ("attempt", "forgiven") if name in fields}
+    put(session, "acme", MANY, **fields)
+    for name, number in before.items():
+        sql(session, f"UPDATE fairqueue.message SET {name} = {number}")
+    batch = lease_of(session, MANY)
+    assert {result for _, result in results(session, fq.fail(batch))} == {"failed"}
+    return sorted((at - now) / 1000 for at in session.scalars(text("SELECT dequeue_at FROM fairqueue.message")))
+
+
+class TestBackoff:
+    @pytest.mark.parametrize(
+        ("fields", "queue", "seconds"),
+        [
+            ({}, None, 1),
+            ({"attempt": 3}, None, 8),
+            ({"attempt": 3, "forgiven": 2}, None, 2),
+            ({"attempt": 12}, None, 3600),
+            ({"attempt": 2_147_483_646, "forgiven": 2_147_000_000}, None, 3600),
+            ({"attempt": 3, "forgiven": 2_000_000_000}, None, 1),
+            ({"backoff": 0.5, "attempt": 1}, None, 1),
+            ({"backoff": 31_557_600, "attempt": 2_000_000, "forgiven": -2_000_000_000}, None, 3600),
+            ({}, (10, 60), 10),
+            ({"attempt": 2}, (10, 60), 40),
+            ({"attempt": 3}, (10, 60), 60),
+            ({"backoff": 2, "attempt": 2}, (10, 60), 8),
+            ({"backoff": 100}, (10, 60), 60),
+            ({"attempt": 19}, (100, 31_557_600), 31_557_600),
+        ],
+    )
+    def test_doubles_up_to_a_bound_and_is_spread(
+        self, session: Session, now: int, fields: dict[str, Any], queue: tuple[float, float] | None, seconds: float
+    ) -> None:
+        """Between half of it and all of it, and anywhere there."""
+        if queue is not None:
+            insert = "INSERT INTO fairqueue.queue (name, backoff, max_backoff) VALUES ('default', :backoff, :most)"
+            sql(session, insert, backoff=queue[0], most=queue[1])
+        found = delays(session, now, max_attempts=2_147_483_647, **fields)
+        assert seconds / 2 - 0.001 <= found[0] < 0.6 * seconds
+        assert 0.9 * seconds < found[-1] <= seconds
+        assert 0.65 * seconds < sum(found) / MANY < 0.85 * seconds
+
+    def test_none(self, session: Session, now: int) -> None:
+        """A backoff of 0 is no delay, and leaves the message its place."""
+        put(session, "acme", 2, backoff=0)
+        (message,) = lease_of(session)
+        move_clock(session, now + 1000)
+        results(session, fq.fail(message))
+        assert [again.id for again in lease_of(session)] == [message.id]
+
+    def test_is_waited_for(self, session: Session, now: int) -> None:
+        put(session, "acme", backoff=100)
+        (message,) = lease_of(session)
+        results(session, fq.fail(message))
+        for later, served in ((49_000, []), (100_000, ["acme"])):
+            move_clock(session, now + later)
+            assert take(session) == served
+
+    def test_delay_that_is_given(self, session: Session, now: int) -> None:
+        """It is what it says; 0 keeps the place."""
+        query = text("SELECT dequeue_at FROM fairqueue.message")
+        put(session, "acme", dequeue_at=-7, backoff=100)
+        for delay, at in ((0, -7), (0.25, now + 250), (86_400, now + 86_400_000)):
+            move_clock(session, now)
+            sql(session, "UPDATE fairqueue.message SET dequeue_at = -7")
+            (message,) = lease_of(session)
+            results(session, fq.fail(message, delay=delay))
+            assert session.scalar(query) == at

@@ -1,0 +1,367 @@
+"""G14: each role can do its whole job, and not one thing more."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import errors
+from psycopg.sql import SQL, Identifier
+from sqlalchemy import Engine, create_engine, select, text
+from sqlalchemy.exc import DBAPIError, ProgrammingError
+from sqlalchemy.orm import Session
+
+import fairqueue as fq
+from fairqueue import roles, schema
+from tests.fixtures.connections import Raw
+from tests.observing import observer, rows, value
+
+NOBODY = "nobody"
+STRANGE = 'My "Q"; DROP TABLE x --'
+
+VALUES = "VALUES ('q', 'acme', 'k', '1', '', 0, 1, 1, 1)"
+GIVEN = ("queue", "channel", "key", "payload", "body", "dequeue_at", "cost", "max_attempts", "backoff")
+MANY = "'{{q}}', '{{acme}}', '{{k}}', '{{1}}', '{{x}}', '{{1}}', '{{1}}', '{{1}}', '{{1}}', '{{1}}'"
+INSERT = "INSERT INTO {q}.message (channel) VALUES ('acme')"
+LEASE = "'{{2}}', '{{1}}'"
+PRODUCER, WORKER, OBSERVER, OPERATOR = ({str(kind)} for kind in roles.KINDS)
+EVERYBODY: set[str] = {*roles.KINDS, NOBODY}
+READERS = OBSERVER | OPERATOR
+
+# What can be done with a queue, and who may. Message 1 is ready, 2 is leased, 3 is a dead letter.
+ACTS: dict[str, tuple[set[str], str]] = {
+    "insert": (PRODUCER, f"INSERT INTO {{q}}.message ({', '.join(GIVEN)}) {VALUES}"),
+    "insert and read": (PRODUCER, INSERT + " RETURNING id, dequeue_at, attempt, forgiven, created_at"),
+    "insert an id": (set(), "INSERT INTO {q}.message (id, channel) OVERRIDING SYSTEM VALUE VALUES (9, 'acme')"),
+    "insert an attempt": (set(), "INSERT INTO {q}.message (channel, attempt) VALUES ('acme', 1)"),
+    "insert a lease": (set(), "INSERT INTO {q}.message (channel, leased_until) VALUES ('acme', now())"),
+    "insert and ignore": (set(), INSERT + " ON CONFLICT (queue, channel, key) WHERE key IS NOT NULL DO NOTHING"),
+    "message_create": (PRODUCER, "SELECT {q}.message_create('acme', key => 'k', on_conflict => 'replace')"),
+    "message_create_many": (PRODUCER, f"SELECT {{q}}.message_create_many({MANY}, 'ignore')"),
+    "message_ending": (PRODUCER | OPERATOR, "SELECT {q}.message_ending('{{3}}')"),
+    "read ids": (PRODUCER | READERS, "SELECT id FROM {q}.message"),
+    "read payloads": (READERS, "SELECT payload FROM {q}.message"),
+    "read keys": (READERS, "SELECT key FROM {q}.message"),
+    "read channels": (READERS, "SELECT channel FROM {q}.message"),
+    "read errors": (READERS, "SELECT error FROM {q}.message"),
+    "change a message": (set(), "UPDATE {q}.message SET dequeue_at = 0"),
+    "delete a message": (set(), "DELETE FROM {q}.message"),
+    "truncate": (set(), "TRUNCATE {q}.message"),
+    "lock": (set(), "LOCK TABLE {q}.message IN SHARE MODE"),
+    "lock a row": (set(), "SELECT id FROM {q}.message FOR UPDATE"),
+    "hang a trigger": (set(), "CREATE TRIGGER t AFTER INSERT ON {q}.message EXECUTE FUNCTION trigger_in()"),
+    "draw an id": (set(), "SELECT nextval('{q}.message_id_seq')"),
+    "message_dequeue": (WORKER, "SELECT {q}.message_dequeue()"),
+    "message_complete": (WORKER, "SELECT {q}.message_complete(" + LEASE + ")"),
+    "message_fail": (WORKER, "SELECT {q}.message_fail(" + LEASE + ", 'broken')"),
+    "message_defer": (WORKER, "SELECT {q}.message_defer(" + LEASE + ")"),
+    "message_heartbeat": (WORKER, "SELECT {q}.message_heartbeat(" + LEASE + ")"),
+    "message_cancel": (OPERATOR, "SELECT {q}.message_cancel('{{1}}')"),
+    "message_redrive": (OPERATOR, "SELECT {q}.message_redrive('{{3}}')"),
+    "message_finish": (set(), "SELECT {q}.message_finish('{{1}}', 'dropped')"),
+    "message_enter": (set(), "SELECT {q}.message_enter(9, 0, 'q', 'acme', 'k', '1', '', 0, 1, 1, 1, true)"),
+    "channel_surplus": (OPERATOR | OBSERVER, "SELECT {q}.channel_surplus('default', 'acme', 1)"),
+    "read dead letters": (READERS, "SELECT payload FROM {q}.dead_message"),
+    "delete dead letters": (OPERATOR, "DELETE FROM {q}.dead_message WHERE id = 3"),
+    "change dead letters": (set(), "UPDATE {q}.dead_message SET error = ''"),
+    "make dead letters": (set(), "INSERT INTO {q}.dead_message SELECT * FROM {q}.dead_message"),
+    "read history": (READERS, "SELECT error FROM {q}.history"),
+    "write history": (set(), "DELETE FROM {q}.history"),
+    "history_maintain": (OPERATOR, "SELECT {q}.history_maintain()"),
+    "read policies": (READERS, "SELECT weight FROM {q}.channel"),
+    "insert a channel": (OPERATOR, "INSERT INTO {q}.channel (name) VALUES ('acme')"),
+    "change a channel": (OPERATOR, "UPDATE {q}.channel SET weight = NULL WHERE name = 'globex'"),
+    "delete a channel": (OPERATOR, "DELETE FROM {q}.channel WHERE name = 'globex'"),
+    "insert a queue": (OPERATOR, "INSERT INTO {q}.queue (name) VALUES ('q')"),
+    "change a queue": (OPERATOR, "UPDATE {q}.queue SET max_attempts = 3"),
+    "delete a queue": (OPERATOR, "DELETE FROM {q}.queue WHERE name = 'q'"),
+    "truncate policies": (set(), "TRUNCATE {q}.channel"),
+    "channel_set": (OPERATOR, "SELECT {q}.channel_set('acme', max_size => 1)"),
+    "queue_set": (OPERATOR, "SELECT {q}.queue_set('q', channel_max_size => 1)"),
+    "queue_check": (OPERATOR, "SELECT {q}.queue_check()"),
+    "queue_repair": (OPERATOR, "SELECT {q}.queue_repair()"),
+    "read lanes": (READERS, "SELECT tag FROM {q}.lane"),
+    "change lanes": (set(), "UPDATE {q}.lane SET tag = 0"),
+    "change the rotation": (set(), "UPDATE {q}.rotation SET vtime = 0"),
+    "signal": (set(), "INSERT INTO {q}.signal (queue, channel, urgent) VALUES ('default', 'acme', true)"),
+    "read signals": (READERS, "SELECT channel FROM {q}.signal"),
+    "scheduler_turn": (EVERYBODY, "SELECT {q}.scheduler_turn('another queue')"),
+    "scheduler_rebuild": (set(), "SELECT {q}.scheduler_rebuild('default', 1, 1, 1, 1)"),
+    "schema_version": (EVERYBODY, "SELECT {q}.schema_version()"),
+    "clock": (EVERYBODY, "SELECT {q}.unix_ms({q}.clock())"),
+    "replace the clock": (set(), "CREATE OR REPLACE FUNCTION {q}.clock() RETURNS timestamptz RETURN now()"),
+    "create a table": (set(), "CREATE TABLE {q}.mine ()"),
+    "drop a table": (set(), "DROP TABLE {q}.signal"),
+}  # fmt: skip
+
+
+class Roles:
+    """A role of each kind, and one with USAGE alone, in a schema."""
+
+    def __init__(self, raw: Raw, url: str, place: str) -> None:
+        self.raw, self.url, self.place = raw, url, place
+        self.owner = observer(raw, url)
+        self.database = str(value(self.owner, "SELECT current_database()"))
+        self.kinds = sorted(EVERYBODY)
+
+    def name(self, kind: str) -> str:
+        return f'{self.database} "{kind}"; %s :x'
+
+    def create(self, engine: Engine) -> None:
+        for kind in self.kinds:
+            self.owner.execute(SQL("CREATE ROLE {}").format(Identifier(self.name(kind))))
+        with engine.begin() as connection:
+            for kind in roles.KINDS:
+                for _ in range(2):
+                    roles.grant(connection, self.name(kind), kind, self.place)
+        nobody = (Identifier(self.place), Identifier(self.name(NOBODY)))
+        self.owner.execute(SQL("GRANT USAGE ON SCHEMA {} TO {}").format(*nobody))
+
+    def drop(self) -> None:
+        for kind in self.kinds:
+            role = Identifier(self.name(kind))
+            self.owner.execute(SQL("DROP OWNED BY {0}; DROP ROLE {0}").format(role))
+
+    def become(self, kind: str) -> psycopg.Connection:
+        connection = self.raw(self.url)
+        connection.execute(SQL("SET ROLE {}").format(Identifier(self.name(kind))))
+        connection.commit()
+        return connection
+
+    def engine(self, kind: str) -> Engine:
+        """For one connection at a time, in this role and this schema."""
+        return create_engine(
+            "postgresql+psycopg://", creator=lambda: self.become(kind), execution_options=fq.in_schema(self.place)
+        )
+
+
+@pytest.fixture(params=["fairqueue", STRANGE], ids=["fairqueue", "strange"])
+def granted(request: pytest.FixtureRequest, engine: Engine, raw: Raw, database_url: str) -> Iterator[Roles]:
+    """The roles, and message 1 ready, 2 leased, 3 dead, and a policy for the channel globex."""
+    with engine.begin() as connection:
+        schema.install(connection, request.param)
+    with Session(engine.execution_options(**fq.in_schema(request.param))) as session:
+        session.merge(fq.Channel("globex", weight=2))
+        session.add_all(
+            [
+                fq.Message("acme", "secret", delay=3600),
+                fq.Message("acme", 2, priority=1),
+                fq.Message("acme", 3, priority=2, max_attempts=1),
+            ]
+        )
+        session.flush()
+        session.commit()
+        dead, leased = session.scalars(fq.dequeue(limit=2)).all()
+        session.execute(fq.fail(dead))
+        session.commit()
+        assert (leased.id, dead.id) == (2, 3)
+    granted = Roles(raw, database_url, request.param)
+    granted.create(engine)
+    yield granted
+    granted.drop()
+
+
+def outcomes(granted: Roles, kind: str) -> Iterator[tuple[str, str]]:
+    """What comes of each act: "done", "refused", or another error."""
+    place = '"' + granted.place.replace('"', '""') + '"'
+    connection = granted.become(kind)
+    for act, (_, statement) in ACTS.items():
+        try:
+            connection.execute(statement.format(q=place).encode())
+            told = "done"
+        except errors.InsufficientPrivilege:
+            told = "refused"
+        except psycopg.Error as error:
+            told = f"{type(error).__name__}: {error}"
+        connection.rollback()
+        yield act, told
+
+
+def test_acts(granted: Roles) -> None:
+    """Every act, by every role: done where it is in the table, and insufficient_privilege where it isn't."""
+    wrong = [
+        (kind, act, told)
+        for kind in granted.kinds
+        for act, told in outcomes(granted, kind)
+        if told != ("done" if kind in ACTS[act][0] else "refused")
+    ]
+    assert wrong == []
+
+
+def test_acts_are_all(granted: Roles) -> None:
+    """No function that runs with the owner's rights, and no table, is missing in the table above."""
+    functions = granted.owner.execute(
+        "SELECT p.proname FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace"
+        " WHERE n.nspname = %s AND p.prosecdef AND p.prorettype <> 'trigger'::regtype",
+        (granted.place,),
+    )
+    assert {name for (name,) in functions} <= ACTS.keys()
+
+
+def test_rights(granted: Roles) -> None:
+    """The same as the catalog has it, for every table, column and function."""
+    query = """
+        SELECT c.relname, a.privilege_type
+        FROM pg_class c CROSS JOIN aclexplode(c.relacl) a
+        WHERE c.relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = %(place)s)
+            AND a.grantee = (SELECT oid FROM pg_roles WHERE rolname = %(role)s)
+        UNION ALL
+        SELECT c.relname || '.' || t.attname, a.privilege_type
+        FROM pg_class c JOIN pg_attribute t ON t.attrelid = c.oid CROSS JOIN aclexplode(t.attacl) a
+        WHERE c.relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = %(place)s)
+            AND a.grantee = (SELECT oid FROM pg_roles WHERE rolname = %(role)s)
+        UNION ALL
+        SELECT p.proname, a.privilege_type
+        FROM pg_proc p CROSS JOIN aclexplode(p.proacl) a
+        WHERE p.pronamespace = (SELECT oid FROM pg_namespace WHERE nspname = %(place)s)
+            AND a.grantee = (SELECT oid FROM pg_roles WHERE rolname = %(role)s)
+        """
+
+    def rights(kind: str) -> set[tuple[str, str]]:
+        found = granted.owner.execute(query.encode(), {"place": granted.place, "role": granted.name(kind)})
+        return {(name, privilege) for name, privilege in found if not name.startswith("history_2")}
+
+    assert rights("producer") == {
+        *((f"message.{name}", "INSERT") for name in GIVEN),
+        *((f"message.{name}", "SELECT") for name in ("id", "dequeue_at", "attempt", "forgiven", "created_at")),
+        *((name, "EXECUTE") for name in ("message_create", "message_create_many", "message_ending")),
+    }
+    verbs = ("dequeue", "complete", "fail", "defer", "heartbeat")
+    assert rights("worker") == {(f"message_{verb}", "EXECUTE") for verb in verbs}
+    tables = {"message", "dead_message", "history", "history_default", "channel", "queue", "lane", "rotation", "signal"}
+    reads = {(table, "SELECT") for table in tables}
+    assert rights("observer") == reads
+    functions = {
+        "channel_set", "queue_set", "queue_check", "queue_repair", "message_cancel", "message_redrive",
+        "message_ending", "history_maintain",
+    }  # fmt: skip
+    assert rights("operator") == {
+        *reads,
+        *((table, verb) for table in ("channel", "queue") for verb in ("INSERT", "UPDATE", "DELETE")),
+        ("dead_message", "DELETE"),
+        *((name, "EXECUTE") for name in functions),
+    }
+    assert rights(NOBODY) == set()
+
+
+class TestJobs:
+    """Each does its work through the library."""
+
+    def test_producer(self, granted: Roles) -> None:
+        engine = granted.engine("producer")
+        fq.translate_errors(engine)
+        with Session(engine) as session:
+            session.add_all(fq.Message("acme", number) for number in range(3))
+            fq.enqueue(session, "acme", {"doc": 1}, delay=1, key="k", body=b"x", max_attempts=1, backoff=1, cost=2)
+            session.flush()
+            fq.enqueue_many(session, [{"channel": "acme", "delay": 1}, {"channel": "acme", "priority": 7}])
+            fq.enqueue_many(session, [{"channel": "acme", "key": "m"}])
+            fq.enqueue_copy(session, [{"channel": "acme", "key": "c"}])
+            session.commit()
+            modes: list[Any] = ["ignore", "replace"]
+            for mode in modes:
+                assert fq.enqueue_unique(session, "acme", key="k", on_conflict=mode) == 7
+            session.commit()
+            fq.enqueue(session, "acme", key="k")
+            with pytest.raises(fq.DuplicateKey):
+                session.commit()
+            session.rollback()
+            assert session.execute(fq.ending([3])).one().outcome == "dead"
+            with pytest.raises(ProgrammingError, match="permission denied"):
+                session.scalars(select(fq.Message)).all()
+        engine.dispose()
+
+    def test_worker(self, granted: Roles) -> None:
+        granted.owner.execute(SQL("INSERT INTO {}.message (channel) SELECT 'globex' FROM generate_series(1, 4)").format(
+            Identifier(granted.place)))  # fmt: skip
+        engine = granted.engine("worker")
+        with Session(engine) as session:
+            batch = session.scalars(fq.dequeue(limit=4, worker="w1")).all()
+            session.commit()
+            acts = [fq.heartbeat, fq.complete, fq.fail, fq.defer]
+            told = [session.execute(act(m)).one().result for act, m in zip(acts, batch, strict=True)]
+            session.commit()
+            assert told == ["extended", "completed", "failed", "deferred"]
+            with engine.connect() as connection:
+                fq.verify(connection, granted.place)
+        engine.dispose()
+
+    def test_observer(self, granted: Roles) -> None:
+        watching = granted.become("observer")
+        watching.autocommit = True
+        assert rows(watching, granted.place.replace('"', '""'))["message"] == 2
+        engine = granted.engine("observer")
+        with Session(engine) as session:
+            for model in (fq.Message, fq.Channel, fq.Queue, fq.History, fq.DeadMessage):
+                session.scalars(select(model)).all()
+        engine.dispose()
+
+    def test_operator(self, granted: Roles) -> None:
+        engine = granted.engine("operator")
+        with Session(engine) as session:
+            session.merge(fq.Channel("globex", max_concurrency=5, release_interval_ms=100, burst=3, weight=2))
+            session.merge(fq.Queue("default", max_attempts=3))
+            session.flush()
+            session.execute(fq.pause(channel="acme"))
+            session.execute(fq.resume())
+            session.commit()
+            session.delete(session.get_one(fq.Channel, ("default", "globex")))
+            assert session.execute(fq.redrive([3])).one().result == "redriven"
+            assert {row.result for row in session.execute(fq.cancel([1, 2, 3]))} == {"cancelled"}
+            session.commit()
+        engine.dispose()
+
+    def test_several_kinds(self, granted: Roles, engine: Engine) -> None:
+        with engine.begin() as connection:
+            roles.grant(connection, granted.name("worker"), "producer", granted.place)
+        both = granted.engine("worker")
+        with Session(both) as session:
+            fq.enqueue(session, "other", "mine")
+            session.commit()
+            assert [m.payload for m in session.scalars(fq.dequeue())] == ["mine"]
+        both.dispose()
+
+    def test_revoke(self, granted: Roles, engine: Engine) -> None:
+        """Nothing is left; twice is no error."""
+        with engine.begin() as connection:
+            for kind in roles.KINDS:
+                for _ in range(2):
+                    roles.revoke(connection, granted.name(kind), granted.place)
+        for kind in roles.KINDS:
+            assert {told for _, told in outcomes(granted, kind)} == {"refused"}
+            granted.owner.execute(SQL("DROP ROLE {0}; CREATE ROLE {0}").format(Identifier(granted.name(kind))))
+
+
+class TestBadInput:
+    @pytest.mark.parametrize("role", ["public", "none", "", None, 7, "x" * 64, "ü" * 32, "nul\x00"])
+    def test_role(self, role: Any) -> None:
+        """PUBLIC above all, which PostgreSQL takes for everybody even in quotes."""
+        with pytest.raises(fq.InvalidValue, match=r"^role must be"):
+            roles.grant_sql(role, "producer")
+        with pytest.raises(fq.InvalidValue, match=r"^role must be"):
+            roles.revoke_sql(role)
+
+    @pytest.mark.parametrize("kind", ["admin", "", None, "Producer"])
+    def test_kind(self, kind: Any) -> None:
+        with pytest.raises(fq.InvalidValue, match=r"^kind must be producer, worker, observer or operator, not"):
+            roles.grant_sql("app", kind)
+
+    @pytest.mark.parametrize("place", ["", None, "x" * 64])
+    def test_schema(self, place: Any) -> None:
+        with pytest.raises(fq.InvalidValue, match=r"^schema must be"):
+            roles.grant_sql("app", "worker", place)
+        with pytest.raises(fq.InvalidValue, match=r"^schema must be"):
+            roles.revoke_sql("app", place)
+
+    def test_unknown_role(self, engine: Engine) -> None:
+        with engine.connect() as connection, pytest.raises(DBAPIError, match='role "nobody here" does not exist'):
+            roles.grant(connection, "nobody here", "worker")
+
+    def test_belongs_to_the_transaction(self, engine: Engine, raw: Raw, database_url: str) -> None:
+        watching = observer(raw, database_url)
+        acl = "SELECT nspacl::text FROM pg_namespace WHERE nspname = 'fairqueue'"
+        before = value(watching, acl)
+        with engine.connect() as connection:
+            roles.grant(connection, connection.scalar(text("SELECT current_user")) or "", "observer")
+            connection.rollback()
+        assert value(watching, acl) == before

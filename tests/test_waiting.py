@@ -1,0 +1,255 @@
+"""Waiting for messages to end: every ending is told, and many who wait are no burden."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, create_engine, event, select, text
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+from sqlalchemy.orm import Session
+
+import fairqueue as fq
+from fairqueue import schema, waiting
+from tests.acts import lease_of, put, sql
+
+
+class Time:
+    """A clock that passes only while somebody sleeps, and says what was waited for."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.pauses: list[float] = []
+        self.meanwhile: Callable[[], object] = lambda: None
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        assert seconds > 0
+        self.now += seconds
+        self.pauses.append(seconds)
+        self.meanwhile()
+
+    async def sleep_async(self, seconds: float) -> None:
+        self.sleep(seconds)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
+    clock = Time()
+    monkeypatch.setattr(waiting, "time", clock)
+    monkeypatch.setattr(waiting, "asyncio", SimpleNamespace(sleep=clock.sleep_async))
+    return clock
+
+
+def end(session: Session, how: str) -> None:
+    """End whatever is leased."""
+    batch = [(id_, attempt) for id_, attempt in session.execute(select(fq.Message.id, fq.Message.attempt))]
+    acts: dict[str, Any] = {
+        "completed": lambda: fq.complete(batch),
+        "dead": lambda: fq.fail(batch, "broken", retry=False),
+        "cancelled": lambda: fq.cancel([id_ for id_, _ in batch]),
+        "failed": lambda: fq.fail(batch, "broken", delay=0),
+    }
+    assert {row.result for row in session.execute(acts[how]())} == {how}
+    session.commit()
+
+
+class TestEndings:
+    @pytest.mark.parametrize("how", ["completed", "dead", "cancelled"])
+    async def test_each(
+        self, engine: Engine, async_engine: AsyncEngine, session: Session, clock: Time, how: str
+    ) -> None:
+        """Told after it has happened while somebody waited, the same to both engines."""
+        (id_,) = put(session, "acme")
+        lease_of(session)
+        clock.meanwhile = lambda: end(session, how) if len(clock.pauses) == 3 else None
+        ending = fq.wait_for(engine, id_, timeout=60)
+        error = "broken" if how == "dead" else None
+        assert (ending.id, ending.outcome, ending.attempt, ending.error) == (id_, how, 1, error)
+        assert ending.finished_at == session.scalar(select(fq.History.finished_at))
+        assert len(clock.pauses) == 3
+        session.commit()
+        assert await fq.wait_for(async_engine, id_, timeout=60) == ending
+        assert await fq.wait_for(async_engine, [id_, id_], timeout=None) == [ending, ending]
+        assert len(clock.pauses) == 3
+
+    async def test_asynchronous(self, async_engine: AsyncEngine, session: Session, clock: Time) -> None:
+        ids = put(session, "acme", 2)
+        lease_of(session, 2)
+        clock.meanwhile = lambda: end(session, "completed") if len(clock.pauses) == 3 else None
+        endings = await fq.wait_for(async_engine, ids, timeout=60)
+        assert [(ending.id, ending.outcome) for ending in endings] == [(id_, "completed") for id_ in ids]
+        with pytest.raises(fq.WaitTimeout):
+            await fq.wait_for(async_engine, put(session, "acme")[0], timeout=60)
+
+    def test_a_failure_that_is_retried_is_none(self, engine: Engine, session: Session, clock: Time) -> None:
+        """Nor is a death that is undone before anybody has looked; what comes after it counts."""
+        (id_,) = put(session, "acme")
+
+        def meanwhile() -> None:
+            match len(clock.pauses):
+                case 1 | 2:
+                    lease_of(session)
+                    end(session, "failed")
+                case 3:
+                    lease_of(session)
+                    end(session, "dead")
+                    session.execute(fq.redrive(id_))
+                    session.commit()
+                case 4:
+                    lease_of(session)
+                    end(session, "completed")
+
+        clock.meanwhile = meanwhile
+        ending = fq.wait_for(engine, id_, timeout=60)
+        assert (ending.outcome, ending.attempt) == ("completed", 4)
+
+    def test_without_history(self, engine: Engine, session: Session, clock: Time) -> None:
+        """It is over, and of the dead there is a letter."""
+        sql(session, "INSERT INTO fairqueue.queue (name, history_days) VALUES ('default', 0)")
+        first, second = put(session, "acme", 2)
+        batch = lease_of(session, 2)
+        session.execute(fq.complete(batch[0]))
+        session.execute(fq.fail(batch[1], "broken", retry=False))
+        session.commit()
+        endings = fq.wait_for(engine, [first, second, 10**9], timeout=0)
+        assert endings[0] == fq.Ending(first, None)
+        assert (endings[1].outcome, endings[1].attempt, endings[1].error) == ("dead", 1, "broken")
+        assert endings[1].finished_at is not None
+        assert endings[2] == fq.Ending(10**9, None), "never was"
+
+    def test_of_entities(self, engine: Engine, session: Session) -> None:
+        """They are not read again, as their rows are gone."""
+        message = fq.enqueue(session, "acme")
+        with pytest.raises(fq.InvalidValue, match="must be committed before it is waited for"):
+            fq.wait_for(engine, message, timeout=0)
+        session.commit()
+        with Session(engine) as other:
+            leased = lease_of(other)
+            other.execute(fq.complete(leased))
+            other.commit()
+        assert [ending.outcome for ending in fq.wait_for(engine, [message, leased[0]], timeout=0)] == ["completed"] * 2
+
+    def test_in_another_schema(self, empty_database_url: str) -> None:
+        engine = create_engine(empty_database_url, execution_options=fq.in_schema("My Q"))
+        with engine.begin() as connection:
+            schema.install(connection, "My Q")
+        with Session(engine) as session:
+            (id_,) = put(session, "acme")
+            session.execute(fq.cancel(id_))
+            session.commit()
+        assert fq.wait_for(engine, id_, timeout=0).outcome == "cancelled"
+        engine.dispose()
+
+    @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+    def test_of_an_engine_of_any_isolation(self, database_url: str, session: Session, clock: Time, level: Any) -> None:
+        (id_,) = put(session, "acme")
+        lease_of(session)
+        clock.meanwhile = lambda: end(session, "completed")
+        engine = create_engine(database_url, isolation_level=level)
+        assert fq.wait_for(engine, id_, timeout=60).outcome == "completed"
+        with engine.connect() as connection:
+            assert connection.scalar(text("SHOW transaction_isolation")) == level.lower(), "as it was"
+        engine.dispose()
+
+    def test_one_look(self, session: Session) -> None:
+        """As a statement: rows for those that have ended, in the order given."""
+        one, two, three = put(session, "acme", 3)
+        session.execute(fq.cancel([one, three]))
+        session.commit()
+        rows = session.execute(fq.ending([three, two, one])).all()
+        assert [(row.id, row.outcome) for row in rows] == [(three, "cancelled"), (one, "cancelled")]
+        assert session.execute(fq.ending(two)).all() == session.execute(fq.ending([])).all() == []
+
+
+class TestBurden:
+    @pytest.fixture
+    def waiter(self, database_url: str) -> Iterator[Engine]:
+        engine = create_engine(database_url, pool_size=1, max_overflow=0)
+        yield engine
+        engine.dispose()
+
+    @pytest.fixture
+    def looks(self, waiter: Engine) -> list[list[int]]:
+        """The ids that were asked for, look by look."""
+        asked: list[list[int]] = []
+
+        @event.listens_for(waiter, "before_cursor_execute")
+        def note(connection: Any, cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
+            (ids,) = parameters.values()
+            asked.append(ids)
+
+        return asked
+
+    def test_of_a_long_wait(self, waiter: Engine, session: Session, clock: Time, looks: list[list[int]]) -> None:
+        """An hour: soon at first, then every 1 to 2 s, and not a statement more. The last look is at the end."""
+        (id_,) = put(session, "acme")
+        checked_out: list[int] = []
+        clock.meanwhile = lambda: checked_out.append(waiter.pool.checkedout())  # type: ignore[attr-defined]
+        with pytest.raises(fq.WaitTimeout, match=rf"^1 of 1 messages had not ended after 3600 s: {id_}$") as raised:
+            fq.wait_for(waiter, id_, timeout=3600)
+        assert isinstance(raised.value, TimeoutError)
+        assert isinstance(raised.value, fq.FairqueueError)
+        assert clock.now == pytest.approx(4600)
+        assert len(looks) == len(clock.pauses) + 1
+        assert 1800 <= len(looks) < 3000
+        interval = 0.05
+        for pause in clock.pauses[:-1]:
+            assert interval / 2 <= pause <= interval
+            interval = min(interval * 1.5, 2)
+        assert len({round(pause, 6) for pause in clock.pauses}) > 1000, "spread"
+        assert set(checked_out) == {0}, "the connection is for others in between"
+
+    def test_of_many_messages(self, waiter: Engine, session: Session, clock: Time, looks: list[list[int]]) -> None:
+        """One statement a look, for those only that have not ended yet."""
+        ids = put(session, "acme", 1000)
+
+        def meanwhile() -> None:
+            session.execute(fq.cancel(ids[(len(clock.pauses) - 1) * 100 :][:100]))
+            session.commit()
+
+        clock.meanwhile = meanwhile
+        endings = fq.wait_for(waiter, ids[::-1], timeout=60)
+        assert [ending.id for ending in endings] == ids[::-1]
+        assert [len(asked) for asked in looks] == [1000, *range(1000, 0, -100)]
+
+    def test_of_none(self, waiter: Engine, looks: list[list[int]]) -> None:
+        assert fq.wait_for(waiter, [], timeout=None) == []
+        assert looks == []
+
+    def test_time_that_is_up(self, waiter: Engine, session: Session, clock: Time, looks: list[list[int]]) -> None:
+        """0 is one look. Whoever has ended by then counts, and the rest is named."""
+        ids = put(session, "acme", 13)
+        session.execute(fq.cancel(ids[0]))
+        session.commit()
+        named = ", ".join(map(str, ids[1:11]))
+        with pytest.raises(fq.WaitTimeout, match=f"^12 of 13 messages had not ended after 0 s: {named}, ...$"):
+            fq.wait_for(waiter, ids, timeout=0)
+        assert (len(looks), clock.pauses) == (1, [])
+        clock.meanwhile = lambda: end(session, "cancelled")
+        assert len(fq.wait_for(waiter, ids, timeout=0.01)) == 13
+        assert clock.pauses == [pytest.approx(0.01)]
+
+
+async def test_a_waiter_that_is_cancelled(async_engine: AsyncEngine, session: Session) -> None:
+    """Gives its connection back."""
+    (id_,) = put(session, "acme")
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(fq.wait_for(async_engine, id_, timeout=None), 0.2)
+    assert async_engine.pool.checkedout() == 0  # type: ignore[attr-defined]
+    async with AsyncSession(async_engine) as other:
+        await other.execute(fq.cancel(id_))
+        await other.commit()
+
+
+def test_in_real_time(engine: Engine, session: Session) -> None:
+    """Nothing patched: it comes back at its time."""
+    (id_,) = put(session, "acme")
+    started = time.monotonic()
+    with pytest.raises(fq.WaitTimeout):
+        fq.wait_for(engine, id_, timeout=0.3)
+    assert time.monotonic() - started >= 0.3
