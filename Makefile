@@ -9,13 +9,17 @@ ready := .venv/.ready
 install := -m pip install --quiet --disable-pip-version-check --no-compile
 
 .DEFAULT_GOAL := help
-.PHONY: help test demo lint types check matrix lock clean
+.PHONY: help test soak demo lint types check matrix lock clean
 
 help:  ## this text
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 test: $(ready)  ## run the tests; PYTEST_ARGS="-k fair" is handed to pytest
 	$(python) -m pytest $(PYTEST_ARGS)
+
+soak: $(ready)  ## the random tests for longer: EXAMPLES=2000 of the state machine, SECONDS=60 of processes and faults
+	FAIRQUEUE_TEST_EXAMPLES=$(or $(EXAMPLES),2000) FAIRQUEUE_TEST_SECONDS=$(or $(SECONDS),60) \
+	    $(python) -m pytest -m soak -s
 
 demo: $(ready)  ## see fair queueing at work; TENANTS=20 FILES=folder take other input
 	$(python) -m fairqueue.demo $(if $(TENANTS),--tenants "$(TENANTS)") $(if $(FILES),--files "$(FILES)")

@@ -2,10 +2,10 @@
 
     python -m benchmarks.limits [channels]
 
-Two queues in one database, each with 1,000 channels of 1,000 messages. In one of them there are besides so many channels
-(100,000 unless told) at their max_concurrency, as many that wait for their hour, and as many that wait for their rate.
-Prints the time of a dequeue there over the time of one in the other queue: medians of 200 each, taken by turns, for
-batches of 1 and 100. Runs on an embedded PostgreSQL of its own.
+Two queues in one database, each with 1,000 channels of 1,000 messages. In one of them there are besides so many
+channels (100,000 unless told) at their max_concurrency, as many that wait for their hour, and as many that wait for
+their rate. Prints the time of a dequeue there over the time of one in the other queue: medians of 200 each, taken by
+turns, for batches of 1 and 100. Runs on an embedded PostgreSQL of its own.
 """
 
 import statistics
@@ -34,7 +34,7 @@ def main(channels: int = 100_000) -> None:
             connection.execute("SET synchronous_commit = off")
             crowd(connection, channels)
             for queue in ("free", "crowded"):
-                enqueue(connection, queue, "channel", 1000, 1000)
+                enqueue(connection, queue, "channel", channels=1000, messages=1000)
             connection.execute("VACUUM ANALYZE")
             measure(connection)
 
@@ -49,7 +49,7 @@ def crowd(connection: psycopg.Connection, channels: int) -> None:
                 (name, channels),
             )
         delay = 36_000_000 if name == "waiting" else 0
-        enqueue(connection, "crowded", name, channels, 2, delay)
+        enqueue(connection, "crowded", name, channels=channels, messages=2, delay=delay)
         served, calls = 0, 0
         while batch := dequeue(connection, "crowded", 10_000)[1]:
             served, calls = served + batch, calls + 1
@@ -60,7 +60,7 @@ def crowd(connection: psycopg.Connection, channels: int) -> None:
 
 
 def enqueue(
-    connection: psycopg.Connection, queue: str, name: str, channels: int, messages: int, delay: int = 0
+    connection: psycopg.Connection, queue: str, name: str, *, channels: int, messages: int, delay: int = 0
 ) -> None:
     connection.execute(
         "INSERT INTO fairqueue.message (queue, channel, dequeue_at)"

@@ -43,7 +43,7 @@ def step(cost: float, weight: float) -> int:
 
 @dataclass
 class Channel:
-    policy: Policy = Policy()
+    policy: Policy = field(default_factory=Policy)
     tag: int = 0
     ready: bool = False
     #: Which activation made it ready.
@@ -60,14 +60,18 @@ class Channel:
 
     def due(self, now: int, head: tuple[int, int] | None) -> int:
         """When it may be served: 0 for now."""
+        due = self.time(now, head)
+        return due if due > now else 0
+
+    def time(self, now: int, head: tuple[int, int] | None) -> int:
+        """From when on it may be served."""
         policy = self.policy
         assert head is not None
         if policy.max_concurrency is not None and len(self.running) >= policy.max_concurrency:
             return BLOCKED
         released = min(self.released_at, now + (policy.burst - 1) * policy.interval)
         allowed = released + (2 - policy.burst) * policy.interval if policy.interval else 0
-        due = max(head[0], policy.paused_until or 0, allowed)
-        return due if due > now else 0
+        return max(head[0], policy.paused_until or 0, allowed)
 
     def is_ripe(self, now: int) -> bool:
         return bool(self.entries) and self.due(now, self.entries[0][:2]) == 0
@@ -158,8 +162,10 @@ class Reference:
             self.changed = False
         news, self.news = self.news, []
         self._hear_of(news, now, vague=False)
-        waiting = [(c.head, c) for c in self.channels.values() if c.head is not None and c.due(now, c.head) == 0]
-        for _, channel in sorted(waiting, key=lambda item: item[0]):
+        waiting = [c for c in self.channels.values() if c.head is not None and c.due(now, c.head) == 0]
+        for channel in sorted(waiting, key=lambda c: (c.time(now, c.head), c.head and c.head[1])):
+            # By a clock that was set back meanwhile, its rate may have said another time when it began to wait.
+            channel.vague |= channel.policy.interval > 0
             self._activate(channel)
         for channel in self.channels.values():
             if channel.ready and not channel.is_ripe(now):

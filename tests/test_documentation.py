@@ -131,7 +131,7 @@ def test_doctests() -> None:
     "name",
     [
         *("fairqueue", "fairqueue.producing", "fairqueue.consuming", "fairqueue.leases", "fairqueue.waiting"),
-        *("fairqueue.models", "fairqueue.payloads", "fairqueue.policies", "fairqueue.errors"),
+        *("fairqueue.models", "fairqueue.payloads", "fairqueue.policies", "fairqueue.errors", "fairqueue.checking"),
     ],
 )
 def test_docstring_examples(name: str, engine: Any) -> None:

@@ -398,6 +398,7 @@ def machine(engine: Engine) -> type[QueueMachine]:
     return QueueMachine
 
 
+@pytest.mark.soak
 def test_the_queue_does_what_the_reference_does(machine: type[QueueMachine]) -> None:
     run_state_machine_as_test(
         machine,

@@ -108,10 +108,10 @@ class TestOpenEnqueue:
         ).fetchall()
         written = {"message", "signal", "message_id_seq", "signal_news"}
         written |= {"message_pkey", "message_ready", "message_leased", "message_key"}
-        modes = dict.fromkeys(written, {"RowExclusiveLock"})
-        modes |= dict.fromkeys(("channel", "channel_pkey", "queue", "queue_pkey"), {"AccessShareLock"})
+        modes = {name: {"RowExclusiveLock"} for name in written}
+        modes |= {name: {"AccessShareLock"} for name in ("channel", "channel_pkey", "queue", "queue_pkey")}
         # Only what is bounded is read, so a change of any other policy can't be in conflict with it.
-        modes |= dict.fromkeys(("channel_bounded", "queue_bounded"), {"AccessShareLock", "SIReadLock"})
+        modes |= {name: {"AccessShareLock", "SIReadLock"} for name in ("channel_bounded", "queue_bounded")}
         for locktype, relation, mode in locks:
             if locktype == "relation":
                 assert mode in modes[relation.removeprefix("fairqueue.")]

@@ -1028,6 +1028,7 @@ DECLARE
     v_now bigint;
     v_until timestamptz;
     v_got integer;
+    v_rounds integer := 0;
     v_fold boolean := true;
     v_urgent boolean := true;
     v_rebuild boolean := false;
@@ -1070,14 +1071,14 @@ BEGIN
             q.max_concurrency, paused_until(q.paused, q.resume_at), 0, 0, v_now, 0
         FROM (SELECT) AS one LEFT JOIN queue q ON q.name = v_queue
         RETURNING t.* INTO r;
-    ELSIF r.news_from > pg_snapshot_xmax(pg_current_snapshot()) THEN
+    ELSIF greatest(r.news_from, r.urgent_from) > pg_snapshot_xmax(pg_current_snapshot()) THEN
         -- Restored from a dump of another server, whose transaction ids were ahead.
         r.news_from := '0';
         r.urgent_from := '0';
     END IF;
     -- What was timed by a clock that was ahead has to be timed anew. Small corrections are nothing to notice.
     v_rebuild := v_now < r.clock - 1000;
-    r.clock := v_now;
+    r.clock := CASE WHEN v_rebuild THEN v_now ELSE greatest(r.clock, v_now) END;
     IF r.maintain_at <= v_now OR v_rebuild THEN
         r.maintain_at := CASE WHEN history_maintain() THEN (v_now / 86400000 + 1) * 86400000 ELSE v_now + 600000 END;
         v_written := false;
@@ -1101,7 +1102,8 @@ BEGIN
             SELECT f.horizon, f.open, f.activations, least(f.due_floor, r.due_floor), greatest(r.running - f.ended, 0),
                 v_rebuild OR f.queue_changed, f.more
             INTO r.urgent_from, r.urgent_open, r.activations, r.due_floor, r.running, v_rebuild, v_urgent
-            FROM scheduler_fold(v_queue, true, r.turn, r.vtime, v_now, 20000, r.counted_from, r.urgent_from,
+            FROM scheduler_fold(v_queue, true, r.turn, r.vtime, v_now, 20000,
+                CASE WHEN r.max_concurrency IS NOT NULL THEN r.counted_from END, r.urgent_from,
                 r.urgent_open, r.activations) f;
             v_written := false;
         ELSE
@@ -1122,7 +1124,8 @@ BEGIN
         THEN
             SELECT f.horizon, f.open, f.activations, least(f.due_floor, r.due_floor), f.more
             INTO r.news_from, r.news_open, r.activations, r.due_floor, v_fold
-            FROM scheduler_fold(v_queue, false, r.turn, r.vtime, v_now, v_news, r.counted_from, r.news_from,
+            FROM scheduler_fold(v_queue, false, r.turn, r.vtime, v_now, v_news,
+                CASE WHEN r.max_concurrency IS NOT NULL THEN r.counted_from END, r.news_from,
                 r.news_open, r.activations) f;
             v_written := false;
         ELSE
@@ -1156,6 +1159,7 @@ BEGIN
             CONTINUE;
         END IF;
 
+        v_rounds := v_rounds + 1;
         RETURN QUERY
         -- The lanes that can have a part in the next v_want messages: those with the lowest tags.
         WITH competing AS MATERIALIZED (
@@ -1222,29 +1226,39 @@ BEGIN
             FROM held h
             WHERE m.ctid = h.row
             RETURNING m.*, h.place
-        -- A message that was passed over, because somebody else held or just changed it, is news for the next turn.
-        ), missed AS (
-            INSERT INTO signal (queue, channel, dequeue_at, message_id, counted, urgent)
-            SELECT v_queue, m.channel, k.dequeue_at, k.id,
-                CASE WHEN k.is_counted OR r.max_concurrency IS NOT NULL THEN r.turn END,
-                k.is_counted OR r.max_concurrency IS NOT NULL
+        -- A message that was passed over, because somebody else held or just changed it, is news for the next turn. Its
+        -- room goes to the next one, in the next round; in the last rounds it is kept until the next turn, so that many
+        -- of them at the head of a channel with little room don't make one turn long.
+        ), passed AS MATERIALIZED (
+            SELECT k.lane, m.channel, k.dequeue_at, k.id,
+                v_rounds > 8 AND (k.is_counted OR r.max_concurrency IS NOT NULL) AS is_counted
             FROM marked k JOIN message m ON m.ctid = k.row
             WHERE k.taken
                 AND (SELECT count(*) FROM leased) < (SELECT count(*) FROM marked t WHERE t.taken)
                 AND NOT EXISTS (SELECT FROM leased d WHERE d.place = k.place)
+        ), missed AS (
+            INSERT INTO signal (queue, channel, dequeue_at, message_id, counted, urgent)
+            SELECT v_queue, p.channel, p.dequeue_at, p.id, CASE WHEN p.is_counted THEN r.turn END, p.is_counted
+            FROM passed p
         ), moves AS MATERIALIZED (
             SELECT k.lane, coalesce(sum(k.step) FILTER (WHERE k.taken), 0)::bigint AS spent,
-                count(*) FILTER (WHERE k.taken)::integer AS served,
+                (count(*) FILTER (WHERE k.taken) - min(u.passed))::integer AS served,
+                CASE WHEN min(u.passed) > 0 THEN v_now ELSE 0 END AS again,
                 coalesce(min(k.dequeue_at) FILTER (WHERE NOT k.taken),
                     CASE WHEN count(k.id) > k.share THEN max(k.dequeue_at) END) AS head_at,
                 max(k.dequeue_at) AS last_at, min(k.id) FILTER (WHERE NOT k.taken) AS head_id
-            FROM marked k
+            FROM marked k CROSS JOIN LATERAL (
+                SELECT count(*) AS passed FROM passed p WHERE p.lane = k.lane AND v_rounds <= 8) u
             GROUP BY k.lane, k.share
         ), moved AS (
             UPDATE lane l
             SET tag = l.tag + v.spent,
-                due = lane_due(v_now, v.head_at, l.paused_until, l.max_concurrency, l.running + v.served,
-                    l.release_interval, l.burst, lane_released(v_now, v.served, l.release_interval, l.released_at)),
+                -- A limited lane that passed over a message was not looked at beyond its limit, while others went on:
+                -- it becomes active anew, at the virtual time.
+                due = CASE WHEN v.head_at IS NOT NULL THEN greatest(
+                    lane_due(v_now, v.head_at, l.paused_until, l.max_concurrency, l.running + v.served,
+                        l.release_interval, l.burst, lane_released(v_now, v.served, l.release_interval, l.released_at)),
+                    CASE WHEN l.max_concurrency IS NOT NULL OR l.release_interval > 0 THEN v.again END) END,
                 head_at = coalesce(v.head_at, v.last_at, l.head_at),
                 head_id = coalesce(v.head_id, 0),
                 running = CASE WHEN l.max_concurrency IS NULL THEN 0 ELSE l.running + v.served END,
@@ -1265,7 +1279,8 @@ BEGIN
                 lease_floor = least(r.lease_floor, v_until), idle_floor = r.idle_floor, swept = r.swept,
                 max_concurrency = r.max_concurrency, paused_until = r.paused_until,
                 running = CASE WHEN r.max_concurrency IS NULL THEN 0
-                    ELSE r.running + (SELECT count(*) FROM marked k WHERE k.taken)::integer END,
+                    ELSE r.running + (SELECT count(*) FROM leased)::integer
+                        + (SELECT count(*) FROM passed p WHERE p.is_counted)::integer END,
                 counted_from = r.counted_from, clock = r.clock, maintain_at = r.maintain_at
             WHERE t.queue = v_queue AND t.turn = r.turn
         )
@@ -1794,9 +1809,20 @@ BEGIN
     FROM lanes l
     WHERE l.due > greatest(l.new_due, l.at) AND NOT l.has_urgent_news
     UNION ALL
-    SELECT l.queue, l.channel, 'a ready lane at its limit', l.new_due::text, l.due::text
+    SELECT l.queue, l.channel, 'a ready lane that has to wait', l.new_due::text, l.due::text
     FROM lanes l
-    WHERE l.due = 0 AND l.new_due = 9223372036854775807 AND NOT l.has_urgent_news
+    WHERE l.due = 0 AND l.new_due <> 0 AND NOT l.has_urgent_news
+    UNION ALL
+    SELECT l.queue, l.channel, 'a release that is still to come',
+        format('at most %s', l.at + (l.burst - 1) * l.release_interval), l.released_at::text
+    FROM lanes l
+    WHERE l.released_at > l.at + (l.burst - 1) * l.release_interval AND NOT l.has_policy_news
+    UNION ALL
+    SELECT l.queue, l.channel, 'a count that is still to begin', format('at most %s', r.turn), l.counted_from::text
+    FROM (SELECT l.queue, l.channel, l.counted_from FROM lanes l
+          UNION ALL SELECT r.queue, NULL, r.counted_from FROM rotations r) l
+    JOIN rotations r ON r.queue = l.queue
+    WHERE l.counted_from > r.turn
     UNION ALL
     SELECT l.queue, l.channel, 'a ready lane that the rotation has passed',
         format('beyond (%s, %s)', r.vtime, r.vsince), format('(%s, %s)', l.tag, l.since)
@@ -1820,6 +1846,10 @@ BEGIN
     FROM rotations r
     GROUP BY r.queue HAVING count(*) > 1
     UNION ALL
+    SELECT DISTINCT l.queue, NULL, 'rotations of a queue', '1', '0'
+    FROM lanes l
+    WHERE NOT EXISTS (SELECT FROM rotations r WHERE r.queue = l.queue)
+    UNION ALL
     SELECT e.queue, e.channel, 'a lease below lease_floor', format('from %s on', r.lease_floor),
         format('message %s until %s', e.id, e.leased_until)
     FROM leases e LEFT JOIN rotations r ON r.queue = e.queue
@@ -1827,7 +1857,7 @@ BEGIN
     UNION ALL
     SELECT l.queue, l.channel, 'a lane below due_floor', format('from %s on', r.due_floor), l.due::text
     FROM lanes l JOIN rotations r ON r.queue = l.queue
-    WHERE l.due > 0 AND l.due < r.due_floor
+    WHERE l.due <> 0 AND l.due < r.due_floor
     UNION ALL
     SELECT e.queue, e.channel, 'a lease without an attempt', 'message.attempt of 1 or more',
         format('message %s with %s', e.id, e.attempt)
@@ -1854,6 +1884,12 @@ DECLARE
     v_now CONSTANT bigint := unix_ms(clock());
     r rotation%ROWTYPE;
 BEGIN
+    IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
+        RAISE active_sql_transaction USING
+            MESSAGE = format('queue_repair needs READ COMMITTED, this transaction is %s',
+                upper(current_setting('transaction_isolation'))),
+            HINT = 'Repair in a short transaction of its own.';
+    END IF;
     IF NOT scheduler_turn(v_queue) THEN
         RAISE lock_not_available USING
             MESSAGE = format('queue %L is being dequeued from', v_queue),
@@ -1861,10 +1897,19 @@ BEGIN
     END IF;
     SELECT t.* INTO r FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
     IF NOT FOUND THEN
-        DELETE FROM lane l WHERE l.queue = v_queue;
-        RETURN;
+        INSERT INTO rotation AS t
+        SELECT v_queue, 0, coalesce(min(l.tag) FILTER (WHERE l.due = 0), max(l.tag), 0), 0, 0, '0', '{}', '0', '{}',
+            'infinity', 9223372036854775807, -1, '', NULL, NULL, 0, 0, v_now, 0
+        FROM lane l WHERE l.queue = v_queue
+        RETURNING t.* INTO r;
     END IF;
-    DELETE FROM rotation t WHERE t.queue = v_queue AND t.turn < r.turn;
+    -- Beyond every turn that is named anywhere, so that nothing that was counted before counts.
+    r.turn := greatest(r.turn,
+        1 + (SELECT max(l.counted_from) FROM lane l WHERE l.queue = v_queue),
+        1 + (SELECT max(m.counted) FROM message m WHERE m.queue = v_queue AND m.leased_until IS NOT NULL),
+        1 + (SELECT max(s.counted) FROM signal s WHERE s.queue = v_queue));
+    DELETE FROM rotation t WHERE t.queue = v_queue
+        AND t.turn < (SELECT max(x.turn) FROM rotation x WHERE x.queue = v_queue);
     DELETE FROM lane l USING lane k
     WHERE l.queue = v_queue AND k.queue = v_queue AND k.channel = l.channel AND (k.tag, k.ctid) > (l.tag, l.ctid);
     SELECT greatest(r.activations, r.vsince, max(l.since)) INTO r.activations FROM lane l WHERE l.queue = v_queue;
@@ -2148,10 +2193,12 @@ BEGIN
         UNION
         SELECT x FROM unnest(v_open) AS x WHERE v_late = max_signals);
     IF true = ANY (v_changed) THEN
-        SELECT r.running INTO v_running FROM scheduler_recount(v_queue, v_turn, v_channels, v_changed, false) r;
+        SELECT r.running INTO v_running
+        FROM scheduler_recount(v_queue, v_turn, v_channels, v_changed, false, v_counted_from) r;
     END IF;
     SELECT a.activations, a.due_floor INTO activations, due_floor
-    FROM scheduler_activate(v_queue, v_turn, vtime, now_ms, v_channels, v_ats, v_ids, v_ended, v_running, false,
+    FROM scheduler_activate(v_queue, coalesce(v_counted_from, v_turn), vtime, now_ms, v_channels, v_ats, v_ids,
+        v_ended, v_running, false,
         v_activations) a;
 END
 $$;
@@ -2211,7 +2258,7 @@ BEGIN
 
     SELECT c.running, coalesce(c.total, 0) INTO v_running, running
     FROM scheduler_recount(v_queue, turn, v_channels, array_fill(true, ARRAY[coalesce(cardinality(v_channels), 0)]),
-        max_concurrency IS NOT NULL) c;
+        max_concurrency IS NOT NULL, NULL) c;
     SELECT a.activations, a.due_floor INTO activations, due_floor
     FROM scheduler_activate(v_queue, turn, vtime, now_ms, v_channels, v_ats, v_ids, NULL, v_running, true,
         v_activations) a;
@@ -2296,7 +2343,7 @@ $$;
 -- Returns for each channel the number of its leases, null where it has no max_concurrency or none is wanted; and with
 -- whole_queue the number of all leases, which are marked then.
 CREATE FUNCTION scheduler_recount(
-    queue text, turn bigint, channels text[], wanted boolean[], whole_queue boolean,
+    queue text, turn bigint, channels text[], wanted boolean[], whole_queue boolean, counted_from bigint,
     OUT running integer[], OUT total integer
 )
 LANGUAGE plpgsql
@@ -2309,7 +2356,14 @@ AS $$
 DECLARE
     v_queue CONSTANT text := $1;
     v_turn CONSTANT bigint := $2;
+    v_counted_from CONSTANT bigint := $6;
 BEGIN
+    -- What an earlier count in this turn was in doubt about is counted anew, too.
+    DELETE FROM signal s
+    WHERE s.queue = v_queue AND s.urgent AND s.xid = pg_current_xact_id() AND s.counted = v_turn
+        AND s.message_id IS NOT NULL AND s.dequeue_at IS NULL
+        AND v_counted_from IS NULL AND (whole_queue OR s.channel IN (
+            SELECT n.channel FROM unnest(channels, wanted) AS n (channel, wanted) WHERE n.wanted));
     WITH named AS MATERIALIZED (
         SELECT n.channel
         FROM (SELECT) AS one
@@ -2321,7 +2375,7 @@ BEGIN
     ), leases AS MATERIALIZED (
         SELECT m.ctid AS row, m.id, m.channel
         FROM message m
-        WHERE (whole_queue OR (SELECT count(*) FROM named) > 0)
+        WHERE (whole_queue OR (v_counted_from IS NULL AND (SELECT count(*) FROM named) > 0))
             AND m.queue = v_queue AND m.leased_until IS NOT NULL
             AND (whole_queue OR m.channel IN (SELECT n.channel FROM named n))
     ), held AS MATERIALIZED (
@@ -2348,7 +2402,15 @@ BEGIN
             UNION ALL
             SELECT n.channel, NULL, true, false FROM named n
             UNION ALL
-            SELECT l.channel, NULL, false, true FROM leases l) x
+            SELECT l.channel, NULL, false, true FROM leases l
+            UNION ALL
+            SELECT m.channel, NULL, false, true FROM message m
+            WHERE v_counted_from IS NOT NULL AND m.queue = v_queue AND m.leased_until IS NOT NULL
+                AND m.counted >= v_counted_from AND m.channel IN (SELECT n.channel FROM named n)
+            UNION ALL
+            SELECT s.channel, NULL, false, true FROM signal s
+            WHERE v_counted_from IS NOT NULL AND s.queue = v_queue AND s.urgent
+                AND s.counted >= v_counted_from AND s.channel IN (SELECT n.channel FROM named n)) x
         GROUP BY x.channel
     )
     SELECT array_agg(CASE WHEN c.is_wanted THEN c.leases END ORDER BY c.nth) FILTER (WHERE c.nth IS NOT NULL),

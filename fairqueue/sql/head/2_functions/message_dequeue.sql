@@ -44,6 +44,7 @@ DECLARE
     v_now bigint;
     v_until timestamptz;
     v_got integer;
+    v_rounds integer := 0;
     v_fold boolean := true;
     v_urgent boolean := true;
     v_rebuild boolean := false;
@@ -86,14 +87,14 @@ BEGIN
             q.max_concurrency, paused_until(q.paused, q.resume_at), 0, 0, v_now, 0
         FROM (SELECT) AS one LEFT JOIN queue q ON q.name = v_queue
         RETURNING t.* INTO r;
-    ELSIF r.news_from > pg_snapshot_xmax(pg_current_snapshot()) THEN
+    ELSIF greatest(r.news_from, r.urgent_from) > pg_snapshot_xmax(pg_current_snapshot()) THEN
         -- Restored from a dump of another server, whose transaction ids were ahead.
         r.news_from := '0';
         r.urgent_from := '0';
     END IF;
     -- What was timed by a clock that was ahead has to be timed anew. Small corrections are nothing to notice.
     v_rebuild := v_now < r.clock - 1000;
-    r.clock := v_now;
+    r.clock := CASE WHEN v_rebuild THEN v_now ELSE greatest(r.clock, v_now) END;
     IF r.maintain_at <= v_now OR v_rebuild THEN
         r.maintain_at := CASE WHEN history_maintain() THEN (v_now / 86400000 + 1) * 86400000 ELSE v_now + 600000 END;
         v_written := false;
@@ -117,7 +118,8 @@ BEGIN
             SELECT f.horizon, f.open, f.activations, least(f.due_floor, r.due_floor), greatest(r.running - f.ended, 0),
                 v_rebuild OR f.queue_changed, f.more
             INTO r.urgent_from, r.urgent_open, r.activations, r.due_floor, r.running, v_rebuild, v_urgent
-            FROM scheduler_fold(v_queue, true, r.turn, r.vtime, v_now, 20000, r.counted_from, r.urgent_from,
+            FROM scheduler_fold(v_queue, true, r.turn, r.vtime, v_now, 20000,
+                CASE WHEN r.max_concurrency IS NOT NULL THEN r.counted_from END, r.urgent_from,
                 r.urgent_open, r.activations) f;
             v_written := false;
         ELSE
@@ -138,7 +140,8 @@ BEGIN
         THEN
             SELECT f.horizon, f.open, f.activations, least(f.due_floor, r.due_floor), f.more
             INTO r.news_from, r.news_open, r.activations, r.due_floor, v_fold
-            FROM scheduler_fold(v_queue, false, r.turn, r.vtime, v_now, v_news, r.counted_from, r.news_from,
+            FROM scheduler_fold(v_queue, false, r.turn, r.vtime, v_now, v_news,
+                CASE WHEN r.max_concurrency IS NOT NULL THEN r.counted_from END, r.news_from,
                 r.news_open, r.activations) f;
             v_written := false;
         ELSE
@@ -172,6 +175,7 @@ BEGIN
             CONTINUE;
         END IF;
 
+        v_rounds := v_rounds + 1;
         RETURN QUERY
         -- The lanes that can have a part in the next v_want messages: those with the lowest tags.
         WITH competing AS MATERIALIZED (
@@ -238,29 +242,39 @@ BEGIN
             FROM held h
             WHERE m.ctid = h.row
             RETURNING m.*, h.place
-        -- A message that was passed over, because somebody else held or just changed it, is news for the next turn.
-        ), missed AS (
-            INSERT INTO signal (queue, channel, dequeue_at, message_id, counted, urgent)
-            SELECT v_queue, m.channel, k.dequeue_at, k.id,
-                CASE WHEN k.is_counted OR r.max_concurrency IS NOT NULL THEN r.turn END,
-                k.is_counted OR r.max_concurrency IS NOT NULL
+        -- A message that was passed over, because somebody else held or just changed it, is news for the next turn. Its
+        -- room goes to the next one, in the next round; in the last rounds it is kept until the next turn, so that many
+        -- of them at the head of a channel with little room don't make one turn long.
+        ), passed AS MATERIALIZED (
+            SELECT k.lane, m.channel, k.dequeue_at, k.id,
+                v_rounds > 8 AND (k.is_counted OR r.max_concurrency IS NOT NULL) AS is_counted
             FROM marked k JOIN message m ON m.ctid = k.row
             WHERE k.taken
                 AND (SELECT count(*) FROM leased) < (SELECT count(*) FROM marked t WHERE t.taken)
                 AND NOT EXISTS (SELECT FROM leased d WHERE d.place = k.place)
+        ), missed AS (
+            INSERT INTO signal (queue, channel, dequeue_at, message_id, counted, urgent)
+            SELECT v_queue, p.channel, p.dequeue_at, p.id, CASE WHEN p.is_counted THEN r.turn END, p.is_counted
+            FROM passed p
         ), moves AS MATERIALIZED (
             SELECT k.lane, coalesce(sum(k.step) FILTER (WHERE k.taken), 0)::bigint AS spent,
-                count(*) FILTER (WHERE k.taken)::integer AS served,
+                (count(*) FILTER (WHERE k.taken) - min(u.passed))::integer AS served,
+                CASE WHEN min(u.passed) > 0 THEN v_now ELSE 0 END AS again,
                 coalesce(min(k.dequeue_at) FILTER (WHERE NOT k.taken),
                     CASE WHEN count(k.id) > k.share THEN max(k.dequeue_at) END) AS head_at,
                 max(k.dequeue_at) AS last_at, min(k.id) FILTER (WHERE NOT k.taken) AS head_id
-            FROM marked k
+            FROM marked k CROSS JOIN LATERAL (
+                SELECT count(*) AS passed FROM passed p WHERE p.lane = k.lane AND v_rounds <= 8) u
             GROUP BY k.lane, k.share
         ), moved AS (
             UPDATE lane l
             SET tag = l.tag + v.spent,
-                due = lane_due(v_now, v.head_at, l.paused_until, l.max_concurrency, l.running + v.served,
-                    l.release_interval, l.burst, lane_released(v_now, v.served, l.release_interval, l.released_at)),
+                -- A limited lane that passed over a message was not looked at beyond its limit, while others went on:
+                -- it becomes active anew, at the virtual time.
+                due = CASE WHEN v.head_at IS NOT NULL THEN greatest(
+                    lane_due(v_now, v.head_at, l.paused_until, l.max_concurrency, l.running + v.served,
+                        l.release_interval, l.burst, lane_released(v_now, v.served, l.release_interval, l.released_at)),
+                    CASE WHEN l.max_concurrency IS NOT NULL OR l.release_interval > 0 THEN v.again END) END,
                 head_at = coalesce(v.head_at, v.last_at, l.head_at),
                 head_id = coalesce(v.head_id, 0),
                 running = CASE WHEN l.max_concurrency IS NULL THEN 0 ELSE l.running + v.served END,
@@ -281,7 +295,8 @@ BEGIN
                 lease_floor = least(r.lease_floor, v_until), idle_floor = r.idle_floor, swept = r.swept,
                 max_concurrency = r.max_concurrency, paused_until = r.paused_until,
                 running = CASE WHEN r.max_concurrency IS NULL THEN 0
-                    ELSE r.running + (SELECT count(*) FROM marked k WHERE k.taken)::integer END,
+                    ELSE r.running + (SELECT count(*) FROM leased)::integer
+                        + (SELECT count(*) FROM passed p WHERE p.is_counted)::integer END,
                 counted_from = r.counted_from, clock = r.clock, maintain_at = r.maintain_at
             WHERE t.queue = v_queue AND t.turn = r.turn
         )

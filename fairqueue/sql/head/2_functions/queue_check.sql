@@ -122,9 +122,20 @@ BEGIN
     FROM lanes l
     WHERE l.due > greatest(l.new_due, l.at) AND NOT l.has_urgent_news
     UNION ALL
-    SELECT l.queue, l.channel, 'a ready lane at its limit', l.new_due::text, l.due::text
+    SELECT l.queue, l.channel, 'a ready lane that has to wait', l.new_due::text, l.due::text
     FROM lanes l
-    WHERE l.due = 0 AND l.new_due = 9223372036854775807 AND NOT l.has_urgent_news
+    WHERE l.due = 0 AND l.new_due <> 0 AND NOT l.has_urgent_news
+    UNION ALL
+    SELECT l.queue, l.channel, 'a release that is still to come',
+        format('at most %s', l.at + (l.burst - 1) * l.release_interval), l.released_at::text
+    FROM lanes l
+    WHERE l.released_at > l.at + (l.burst - 1) * l.release_interval AND NOT l.has_policy_news
+    UNION ALL
+    SELECT l.queue, l.channel, 'a count that is still to begin', format('at most %s', r.turn), l.counted_from::text
+    FROM (SELECT l.queue, l.channel, l.counted_from FROM lanes l
+          UNION ALL SELECT r.queue, NULL, r.counted_from FROM rotations r) l
+    JOIN rotations r ON r.queue = l.queue
+    WHERE l.counted_from > r.turn
     UNION ALL
     SELECT l.queue, l.channel, 'a ready lane that the rotation has passed',
         format('beyond (%s, %s)', r.vtime, r.vsince), format('(%s, %s)', l.tag, l.since)
@@ -148,6 +159,10 @@ BEGIN
     FROM rotations r
     GROUP BY r.queue HAVING count(*) > 1
     UNION ALL
+    SELECT DISTINCT l.queue, NULL, 'rotations of a queue', '1', '0'
+    FROM lanes l
+    WHERE NOT EXISTS (SELECT FROM rotations r WHERE r.queue = l.queue)
+    UNION ALL
     SELECT e.queue, e.channel, 'a lease below lease_floor', format('from %s on', r.lease_floor),
         format('message %s until %s', e.id, e.leased_until)
     FROM leases e LEFT JOIN rotations r ON r.queue = e.queue
@@ -155,7 +170,7 @@ BEGIN
     UNION ALL
     SELECT l.queue, l.channel, 'a lane below due_floor', format('from %s on', r.due_floor), l.due::text
     FROM lanes l JOIN rotations r ON r.queue = l.queue
-    WHERE l.due > 0 AND l.due < r.due_floor
+    WHERE l.due <> 0 AND l.due < r.due_floor
     UNION ALL
     SELECT e.queue, e.channel, 'a lease without an attempt', 'message.attempt of 1 or more',
         format('message %s with %s', e.id, e.attempt)

@@ -14,6 +14,12 @@ DECLARE
     v_now CONSTANT bigint := unix_ms(clock());
     r rotation%ROWTYPE;
 BEGIN
+    IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
+        RAISE active_sql_transaction USING
+            MESSAGE = format('queue_repair needs READ COMMITTED, this transaction is %s',
+                upper(current_setting('transaction_isolation'))),
+            HINT = 'Repair in a short transaction of its own.';
+    END IF;
     IF NOT scheduler_turn(v_queue) THEN
         RAISE lock_not_available USING
             MESSAGE = format('queue %L is being dequeued from', v_queue),
@@ -21,10 +27,19 @@ BEGIN
     END IF;
     SELECT t.* INTO r FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
     IF NOT FOUND THEN
-        DELETE FROM lane l WHERE l.queue = v_queue;
-        RETURN;
+        INSERT INTO rotation AS t
+        SELECT v_queue, 0, coalesce(min(l.tag) FILTER (WHERE l.due = 0), max(l.tag), 0), 0, 0, '0', '{}', '0', '{}',
+            'infinity', 9223372036854775807, -1, '', NULL, NULL, 0, 0, v_now, 0
+        FROM lane l WHERE l.queue = v_queue
+        RETURNING t.* INTO r;
     END IF;
-    DELETE FROM rotation t WHERE t.queue = v_queue AND t.turn < r.turn;
+    -- Beyond every turn that is named anywhere, so that nothing that was counted before counts.
+    r.turn := greatest(r.turn,
+        1 + (SELECT max(l.counted_from) FROM lane l WHERE l.queue = v_queue),
+        1 + (SELECT max(m.counted) FROM message m WHERE m.queue = v_queue AND m.leased_until IS NOT NULL),
+        1 + (SELECT max(s.counted) FROM signal s WHERE s.queue = v_queue));
+    DELETE FROM rotation t WHERE t.queue = v_queue
+        AND t.turn < (SELECT max(x.turn) FROM rotation x WHERE x.queue = v_queue);
     DELETE FROM lane l USING lane k
     WHERE l.queue = v_queue AND k.queue = v_queue AND k.channel = l.channel AND (k.tag, k.ctid) > (l.tag, l.ctid);
     SELECT greatest(r.activations, r.vsince, max(l.since)) INTO r.activations FROM lane l WHERE l.queue = v_queue;

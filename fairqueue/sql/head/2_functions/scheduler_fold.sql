@@ -105,10 +105,12 @@ BEGIN
         UNION
         SELECT x FROM unnest(v_open) AS x WHERE v_late = max_signals);
     IF true = ANY (v_changed) THEN
-        SELECT r.running INTO v_running FROM scheduler_recount(v_queue, v_turn, v_channels, v_changed, false) r;
+        SELECT r.running INTO v_running
+        FROM scheduler_recount(v_queue, v_turn, v_channels, v_changed, false, v_counted_from) r;
     END IF;
     SELECT a.activations, a.due_floor INTO activations, due_floor
-    FROM scheduler_activate(v_queue, v_turn, vtime, now_ms, v_channels, v_ats, v_ids, v_ended, v_running, false,
+    FROM scheduler_activate(v_queue, coalesce(v_counted_from, v_turn), vtime, now_ms, v_channels, v_ats, v_ids,
+        v_ended, v_running, false,
         v_activations) a;
 END
 $$;

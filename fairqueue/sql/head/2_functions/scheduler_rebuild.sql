@@ -53,7 +53,7 @@ BEGIN
 
     SELECT c.running, coalesce(c.total, 0) INTO v_running, running
     FROM scheduler_recount(v_queue, turn, v_channels, array_fill(true, ARRAY[coalesce(cardinality(v_channels), 0)]),
-        max_concurrency IS NOT NULL) c;
+        max_concurrency IS NOT NULL, NULL) c;
     SELECT a.activations, a.due_floor INTO activations, due_floor
     FROM scheduler_activate(v_queue, turn, vtime, now_ms, v_channels, v_ats, v_ids, NULL, v_running, true,
         v_activations) a;

@@ -9,7 +9,7 @@
 -- Returns for each channel the number of its leases, null where it has no max_concurrency or none is wanted; and with
 -- whole_queue the number of all leases, which are marked then.
 CREATE FUNCTION scheduler_recount(
-    queue text, turn bigint, channels text[], wanted boolean[], whole_queue boolean,
+    queue text, turn bigint, channels text[], wanted boolean[], whole_queue boolean, counted_from bigint,
     OUT running integer[], OUT total integer
 )
 LANGUAGE plpgsql
@@ -22,7 +22,14 @@ AS $$
 DECLARE
     v_queue CONSTANT text := $1;
     v_turn CONSTANT bigint := $2;
+    v_counted_from CONSTANT bigint := $6;
 BEGIN
+    -- What an earlier count in this turn was in doubt about is counted anew, too.
+    DELETE FROM signal s
+    WHERE s.queue = v_queue AND s.urgent AND s.xid = pg_current_xact_id() AND s.counted = v_turn
+        AND s.message_id IS NOT NULL AND s.dequeue_at IS NULL
+        AND v_counted_from IS NULL AND (whole_queue OR s.channel IN (
+            SELECT n.channel FROM unnest(channels, wanted) AS n (channel, wanted) WHERE n.wanted));
     WITH named AS MATERIALIZED (
         SELECT n.channel
         FROM (SELECT) AS one
@@ -34,7 +41,7 @@ BEGIN
     ), leases AS MATERIALIZED (
         SELECT m.ctid AS row, m.id, m.channel
         FROM message m
-        WHERE (whole_queue OR (SELECT count(*) FROM named) > 0)
+        WHERE (whole_queue OR (v_counted_from IS NULL AND (SELECT count(*) FROM named) > 0))
             AND m.queue = v_queue AND m.leased_until IS NOT NULL
             AND (whole_queue OR m.channel IN (SELECT n.channel FROM named n))
     ), held AS MATERIALIZED (
@@ -61,7 +68,15 @@ BEGIN
             UNION ALL
             SELECT n.channel, NULL, true, false FROM named n
             UNION ALL
-            SELECT l.channel, NULL, false, true FROM leases l) x
+            SELECT l.channel, NULL, false, true FROM leases l
+            UNION ALL
+            SELECT m.channel, NULL, false, true FROM message m
+            WHERE v_counted_from IS NOT NULL AND m.queue = v_queue AND m.leased_until IS NOT NULL
+                AND m.counted >= v_counted_from AND m.channel IN (SELECT n.channel FROM named n)
+            UNION ALL
+            SELECT s.channel, NULL, false, true FROM signal s
+            WHERE v_counted_from IS NOT NULL AND s.queue = v_queue AND s.urgent
+                AND s.counted >= v_counted_from AND s.channel IN (SELECT n.channel FROM named n)) x
         GROUP BY x.channel
     )
     SELECT array_agg(CASE WHEN c.is_wanted THEN c.leases END ORDER BY c.nth) FILTER (WHERE c.nth IS NOT NULL),

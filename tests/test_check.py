@@ -1,0 +1,436 @@
+"""fairqueue.check: finds whatever is wrong in what the scheduler keeps, and nothing else; a repair mends it.
+
+Each derived number is corrupted by hand, as no code of the queue's own would do it.
+"""
+
+import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from threading import Event
+
+import pytest
+from sqlalchemy import Engine, create_engine, text
+from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+from sqlalchemy.orm import Session
+
+import fairqueue as fq
+from fairqueue import schema
+from tests.acts import complete, drain, lease_of, move_clock, put, sql, stop_clock, take
+from tests.fixtures.connections import Raw
+from tests.invariants import check_invariants
+
+NOW = 1_800_000_000_000
+HOUR = 3_600_000
+LEASE = 1_000_000
+
+Leases = list[fq.LeasedMessage]
+
+
+def checked(session: Session, queue: str | None = None, repair: bool = False) -> list[fq.Difference]:
+    found = fq.check(session, queue, repair=repair)
+    session.commit()
+    return found
+
+
+@pytest.fixture
+def leased(engine: Engine, session: Session) -> Leases:
+    """A queue with all kinds of lanes, and with news of all kinds; returns the leases that are out.
+
+    Ready and half have room, capped is at its limit, paused is paused; rated waits for its next release, later for its
+    hour; idle has no message. Nobody has heard yet of fresh, of an end in half, and of the policy of edited.
+    """
+    stop_clock(engine, NOW)
+    session.add_all(
+        [
+            fq.Queue("default", max_concurrency=12),
+            fq.Channel("capped", max_concurrency=2),
+            fq.Channel("half", max_concurrency=4, weight=2),
+            fq.Channel("rated", release_interval_ms=1000, burst=2),
+            fq.Channel("paused", paused=True),
+        ]
+    )
+    for channel in ("idle", "capped", "half", "rated", "paused", "ready"):
+        put(session, channel, 1 if channel == "idle" else 5)
+    put(session, "later", 2, dequeue_at=NOW + HOUR)
+    put(session, "edited", 2, dequeue_at=NOW + HOUR)
+    leases = lease_of(session, 9, LEASE)
+    first = ["idle", "capped", "half", "rated", "ready"]
+    assert [m.channel for m in leases] == [*first, "half", "capped", "half", "rated"]
+    assert complete(session, [leases.pop(2)]) == ["completed"]
+    put(session, "fresh", 2)
+    session.add(fq.Channel("edited", max_concurrency=7))
+    session.commit()
+    assert checked(session) == []
+    return leases
+
+
+LANE = "UPDATE fairqueue.lane SET {} WHERE channel = '{}'"
+ROTATION = "UPDATE fairqueue.rotation SET {}"
+FOREVER = 2**63 - 1
+
+MISSING = "a ready message that no lane and no signal leads to"
+UNREAD = "a signal that no dequeue will read"
+COUNTED = "leases that count toward max_concurrency"
+POLICY = "policy (weight, max_concurrency, release_interval, burst, paused_until)"
+QUEUE_POLICY = "policy (max_concurrency, paused_until)"
+TOO_LONG = "a lane that waits for too long"
+WAITS = "a ready lane that has to wait"
+PASSED = "a ready lane that the rotation has passed"
+
+#: What is done to the scheduler's tables, whose fault it is (None: the queue's), and how it is called.
+CORRUPTIONS: list[tuple[str, str | None, str]] = [
+    # lanes: where they stand
+    (LANE.format("due = NULL", "ready"), "ready", MISSING),
+    (LANE.format(f"due = {FOREVER}", "ready"), "ready", TOO_LONG),
+    (LANE.format(f"due = {NOW + HOUR}", "rated"), "rated", TOO_LONG),
+    (LANE.format(f"due = {NOW + 2 * HOUR}", "later"), "later", TOO_LONG),
+    (LANE.format(f"due = {NOW - HOUR}", "later"), "later", "a lane below due_floor"),
+    (LANE.format("due = 0", "capped"), "capped", WAITS),
+    (LANE.format("due = 0", "paused"), "paused", WAITS),
+    (LANE.format("due = 0", "rated"), "rated", WAITS),
+    (LANE.format("due = 0", "later"), "later", WAITS),
+    (LANE.format("due = -1", "ready"), "ready", "a lane below due_floor"),
+    (LANE.format("head_at = head_at + 1", "ready"), "ready", MISSING),
+    (LANE.format("head_id = head_id + 1", "ready"), "ready", MISSING),
+    (LANE.format("tag = 0", "ready"), "ready", PASSED),
+    (LANE.format("tag = (SELECT vtime FROM fairqueue.rotation), since = 0", "ready"), "ready", PASSED),
+    (LANE.format("since = 1000000", "ready"), "ready", "an activation that is still to come"),
+    (LANE.format("since = (SELECT since FROM fairqueue.lane WHERE channel = 'half')", "ready"), "half",
+     "lanes with one activation"),
+    # lanes: what they count, and what they know of their channels
+    (LANE.format("running = 1", "capped"), "capped", COUNTED),
+    (LANE.format("running = 3", "capped"), "capped", COUNTED),
+    (LANE.format("counted_from = 1000", "capped"), "capped", COUNTED),
+    (LANE.format("counted_from = 1000", "ready"), "ready", "a count that is still to begin"),
+    (LANE.format(f"released_at = {NOW + HOUR}", "rated"), "rated", "a release that is still to come"),
+    (LANE.format("weight = 5", "half"), "half", POLICY),
+    (LANE.format("max_concurrency = 3", "capped"), "capped", POLICY),
+    (LANE.format("max_concurrency = NULL", "capped"), "capped", POLICY),
+    (LANE.format("release_interval = 0", "rated"), "rated", POLICY),
+    (LANE.format("burst = 3", "rated"), "rated", POLICY),
+    (LANE.format("paused_until = NULL", "paused"), "paused", POLICY),
+    ("DELETE FROM fairqueue.lane WHERE channel = 'ready'", "ready", MISSING),
+    ("DELETE FROM fairqueue.lane WHERE channel = 'capped'", "capped", "counted leases of a channel without a lane"),
+    ("DELETE FROM fairqueue.lane", "ready", MISSING),
+    (("INSERT INTO fairqueue.lane SELECT queue, channel, due, tag + 1, since + 1000, head_at, head_id, weight,"
+     " max_concurrency, release_interval, burst, paused_until, running, counted_from, released_at"
+     " FROM fairqueue.lane WHERE channel = 'capped'"), "capped", "lanes of a channel"),
+    # the rotation
+    (ROTATION.format("running = running + 1"), None, COUNTED),
+    (ROTATION.format("running = 0"), None, COUNTED),
+    (ROTATION.format("counted_from = 1000"), None, COUNTED),
+    (ROTATION.format("max_concurrency = NULL"), None, QUEUE_POLICY),
+    (ROTATION.format(f"paused_until = {FOREVER}"), None, QUEUE_POLICY),
+    (ROTATION.format("lease_floor = 'infinity'"), "capped", "a lease below lease_floor"),
+    (ROTATION.format(f"due_floor = {FOREVER}"), "later", "a lane below due_floor"),
+    (ROTATION.format("vtime = vtime + 100000000"), "ready", PASSED),
+    (ROTATION.format("vsince = vsince + 1000"), "ready", PASSED),
+    (ROTATION.format("activations = 0"), "ready", "an activation that is still to come"),
+    (ROTATION.format("news_from = pg_current_xact_id(), news_open = '{}'"), "fresh", UNREAD),
+    (ROTATION.format("urgent_from = pg_current_xact_id(), urgent_open = '{}'"), "half", UNREAD),
+    (("INSERT INTO fairqueue.rotation SELECT queue, turn + 1, vtime, vsince, activations, news_from, news_open,"
+     " urgent_from, urgent_open, lease_floor, due_floor, idle_floor, swept, max_concurrency, paused_until, running,"
+     " counted_from, clock, maintain_at FROM fairqueue.rotation"), None, "rotations of a queue"),
+    ("DELETE FROM fairqueue.rotation", "capped", "a lease below lease_floor"),
+    ("DELETE FROM fairqueue.rotation", None, "rotations of a queue"),
+    # signals and messages
+    ("DELETE FROM fairqueue.signal WHERE channel = 'fresh'", "fresh", MISSING),
+    ("DELETE FROM fairqueue.signal WHERE channel = 'half'", "half", COUNTED),
+    ("DELETE FROM fairqueue.signal WHERE channel = 'edited'", "edited", POLICY),
+    ("INSERT INTO fairqueue.signal (queue, channel, counted, urgent) VALUES ('default', 'capped', 1, true)",
+     "capped", COUNTED),
+    ("UPDATE fairqueue.message SET counted = NULL WHERE channel = 'capped'", "capped", COUNTED),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("corruption", "channel", "problem"), CORRUPTIONS)
+def test_what_is_wrong_is_found_and_mended(
+    session: Session, leased: Leases, corruption: str, channel: str | None, problem: str
+) -> None:
+    sql(session, corruption)
+    found = checked(session, "default")
+    assert ("default", channel, problem) in {(d.queue, d.channel, d.problem) for d in found}
+    assert all(d.expected != d.found for d in found)
+    assert checked(session, repair=True) == found
+    assert checked(session) == []
+    check_all_served(session, leased)
+
+
+def check_all_served(session: Session, out: Leases) -> None:
+    """Everything that is left is served, once, and never more at a time than the limits allow."""
+    session.execute(fq.resume(channel="paused"))
+    session.commit()
+    left = set(session.scalars(text("SELECT id FROM fairqueue.message")))
+    session.commit()
+    served = [message.id for message in out]
+    for hour in count():
+        while batch := lease_of(session, 4, LEASE):
+            served += [message.id for message in batch]
+            out = [*out, *batch]
+        check_invariants(session.connection())
+        session.commit()
+        if hour > 0 and not out:
+            break
+        move_clock(session, NOW + hour * HOUR)
+        assert set(complete(session, out[:3])) <= {"completed"}
+        out = out[3:]
+    assert sorted(served) == sorted(left)
+    assert checked(session) == []
+
+
+def test_an_empty_queue_and_one_that_does_not_exist(session: Session) -> None:
+    put(session, "acme")
+    assert checked(session, repair=True) == []
+    assert len(drain(session)) == 1
+    assert checked(session, "never heard of", repair=True) == []
+
+
+def test_each_queue_by_itself(session: Session) -> None:
+    for queue in ("default", "other", "third"):
+        session.add(fq.Channel("acme", queue=queue, max_concurrency=5))
+        put(session, "acme", 3, queue=queue)
+        assert take(session, 2, queue=queue) == ["acme"] * 2
+    sql(session, "UPDATE fairqueue.lane SET running = 0 WHERE queue <> 'third'")
+    wrong = [fq.Difference(queue, "acme", COUNTED, "2", "0") for queue in ("default", "other")]
+    assert checked(session) == wrong
+    assert [checked(session, queue) for queue in ("default", "other", "third")] == [wrong[:1], wrong[1:], []]
+    assert checked(session, "other", repair=True) == wrong[1:]
+    assert checked(session, repair=True) == wrong[:1]
+    assert checked(session) == []
+
+
+def test_several_queues_are_repaired_at_once(session: Session) -> None:
+    for queue in ("default", "other"):
+        put(session, "acme", 3, queue=queue)
+        take(session, 1, queue=queue)
+    sql(session, "DELETE FROM fairqueue.lane")
+    assert [d.queue for d in checked(session, repair=True)] == ["default", "other"]
+    assert checked(session) == []
+    assert [take(session, 9, queue=queue) for queue in ("default", "other")] == [["acme"] * 2] * 2
+
+
+def test_a_repair_asks_for_a_transaction_of_its_own(session: Session, raw: Raw, database_url: str) -> None:
+    """It waits for its turn, unless that could deadlock."""
+    put(session, "acme", 3)
+    take(session)
+    sql(session, "DELETE FROM fairqueue.lane")
+    other = raw(database_url.replace("+psycopg", ""))
+    other.execute("SELECT * FROM fairqueue.message_dequeue()")
+    session.add(fq.Channel("acme"))
+    with pytest.raises(OperationalError, match="'default' is being dequeued from") as refused:
+        fq.check(session, repair=True)
+    assert "in a transaction of its own" in str(refused.value)
+    session.rollback()
+    other.rollback()
+    assert len(checked(session, repair=True)) == 1
+    assert take(session, 5) == ["acme"] * 2
+
+
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+def test_a_repair_has_to_see_what_others_do_meanwhile(session: Session, level: str) -> None:
+    put(session, "acme", 3)
+    take(session)
+    sql(session, "DELETE FROM fairqueue.lane")
+    session.connection(execution_options={"isolation_level": level})
+    assert len(fq.check(session)) == 1
+    with pytest.raises(DBAPIError, match=f"needs READ COMMITTED, this transaction is {level}"):
+        fq.check(session, repair=True)
+
+
+async def test_asyncio(session: Session, async_engine: AsyncEngine) -> None:
+    put(session, "acme", 3)
+    take(session)
+    sql(session, "DELETE FROM fairqueue.lane")
+    async with AsyncSession(async_engine) as async_session:
+        found = await fq.check(async_session)
+        assert [(d.channel, d.problem) for d in found] == [("acme", MISSING)]
+        assert await fq.check(async_session, "default", repair=True) == found
+        await async_session.commit()
+    async with async_engine.connect() as connection:
+        assert await fq.check(connection) == []
+
+
+def test_a_connection_and_another_schema(engine: Engine) -> None:
+    with engine.begin() as connection:
+        schema.install(connection, "elsewhere")
+    elsewhere = engine.execution_options(schema_translate_map={"fairqueue": "elsewhere"})
+    with Session(elsewhere) as session:
+        put(session, "acme", 3)
+        take(session)
+        sql(session, "DELETE FROM elsewhere.lane")
+    with elsewhere.begin() as connection:
+        assert [d.problem for d in fq.check(connection, repair=True)] == [MISSING]
+    with elsewhere.begin() as connection:
+        assert fq.check(connection) == []
+    with engine.begin() as connection:
+        assert fq.check(connection) == []
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    ({"queue": ""}, "queue must have 1 to 255 characters"),
+    ({"queue": 5}, "queue must be"),
+    ({"repair": "yes"}, "repair must be True or False"),
+])  # fmt: skip
+def test_bad_input(session: Session, arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(fq.InvalidValue, match=message):
+        fq.check(session, **arguments)  # type: ignore[call-overload]
+
+
+# What happens to whole tables
+
+
+def test_truncated_messages(session: Session, leased: Leases) -> None:
+    """Before a dequeue has heard of it, and after."""
+    sql(session, "TRUNCATE fairqueue.message")
+    assert checked(session) == []
+    assert lease_of(session, 10) == []
+    assert checked(session) == []
+    put(session, "capped", 3)
+    put(session, "half", 5)
+    assert sorted(take(session, 10)) == ["capped"] * 2 + ["half"] * 4
+    assert checked(session) == []
+
+
+@pytest.mark.parametrize("ahead", [1000, 10**12])
+def test_a_dump_that_was_restored_on_another_server(session: Session, leased: Leases, ahead: int) -> None:
+    """Whose transaction ids are behind those of the old one: the horizon, and the signals that were not folded yet."""
+    for column in ("news_from", "urgent_from"):
+        sql(session, f"UPDATE fairqueue.rotation SET {column} = (({column}::text)::bigint + :n)::text::xid8", n=ahead)
+    for column in ("news_open", "urgent_open"):
+        sql(session, f"UPDATE fairqueue.rotation SET {column} = ARRAY[((news_from::text)::bigint - 1)::text::xid8]")
+    sql(session, "UPDATE fairqueue.signal SET xid = ((xid::text)::bigint + :n)::text::xid8", n=ahead)
+    assert checked(session) == []
+    put(session, "ready", 2)
+    sql(session, "UPDATE fairqueue.channel SET weight = 5 WHERE name = 'half'")
+    assert {d.problem for d in checked(session)} == {UNREAD}
+    assert len(lease_of(session, 1, LEASE)) == 1
+    assert checked(session) == []
+
+
+def test_a_dump_restored_as_it_is_needs_no_repair(session: Session, leased: Leases) -> None:
+    """Rows that come back as they were, and not through the functions: what agreed then agrees."""
+    for table in ("message", "lane", "rotation", "signal"):
+        sql(session, f"CREATE TABLE public.kept_{table} AS SELECT * FROM fairqueue.{table}")
+    drain(session)
+    sql(session, "SET session_replication_role = replica")
+    for table in ("message", "lane", "rotation", "signal"):
+        sql(session, f"DELETE FROM fairqueue.{table}")
+        sql(session, f"INSERT INTO fairqueue.{table} OVERRIDING SYSTEM VALUE SELECT * FROM public.kept_{table}")
+    sql(session, "SET session_replication_role = origin")
+    assert checked(session) == []
+    check_all_served(session, leased)
+
+
+# A live queue
+
+
+class Traffic:
+    """What producers, workers and operators do, each in a thread, until every message is completed or cancelled."""
+
+    MESSAGES = 240
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.done = Event()
+        self.produced = Event()
+        self.ended: list[int] = []
+
+    def session(self) -> Session:
+        return Session(self.engine)
+
+    def produce(self) -> None:
+        with self.session() as session:
+            for number in range(self.MESSAGES // 4):
+                put(session, ("free", "capped", "rated", "edited")[number % 4], 4)
+        self.produced.set()
+
+    def work(self, seed: int) -> None:
+        choose = random.Random(seed)  # noqa: S311
+        with self.session() as session:
+            while not self.done.is_set():
+                batch = session.scalars(fq.dequeue(limit=choose.randint(1, 5), lease=3600)).all()
+                if batch and choose.random() < 0.1:
+                    session.rollback()
+                    continue
+                session.commit()
+                for message in batch:
+                    act = choose.choice([self.end, self.end, self.put_back])
+                    act(session, message, choose.random() < 0.5)
+                if self.produced.is_set() and len(self.ended) == self.MESSAGES:
+                    self.done.set()
+
+    def end(self, session: Session, message: fq.LeasedMessage, completed: bool) -> None:
+        ended = fq.complete(message) if completed else fq.cancel(message)
+        assert session.execute(ended).one().result in {"completed", "cancelled"}
+        session.commit()
+        self.ended.append(message.id)
+
+    def put_back(self, session: Session, message: fq.LeasedMessage, failed: bool) -> None:
+        back = fq.fail(message, delay=0) if failed else fq.defer(message)
+        assert session.execute(back).one().result in {"failed", "deferred"}
+        session.commit()
+
+    def edit(self) -> None:
+        choose = random.Random(5)  # noqa: S311
+        with self.session() as session:
+            while not self.done.is_set():
+                if choose.random() < 0.2:
+                    sql(session, "DELETE FROM fairqueue.channel WHERE name = 'edited'")
+                limit = choose.choice([None, 1, 3])
+                session.merge(fq.Channel("edited", max_concurrency=limit, weight=choose.choice([1, 2])))
+                session.commit()
+                session.merge(fq.Queue("default", max_concurrency=choose.choice([None, 4, 9]), max_attempts=10_000))
+                session.commit()
+
+    def repair(self) -> None:
+        with self.session() as session:
+            while not self.done.is_set():
+                sql(session, "SELECT fairqueue.queue_repair()")
+
+
+@pytest.fixture
+def traffic(database_url: str) -> Iterator[Traffic]:
+    engine = create_engine(database_url, pool_size=10)
+    with Session(engine) as session:
+        session.add_all(
+            [
+                fq.Queue("default", max_attempts=10_000),
+                fq.Channel("capped", max_concurrency=2),
+                fq.Channel("rated", release_interval_ms=2, burst=3),
+            ]
+        )
+        session.commit()
+    yield Traffic(engine)
+    engine.dispose()
+
+
+@pytest.mark.parametrize("repairs", [False, True])
+def test_a_live_queue_has_no_differences(traffic: Traffic, session: Session, repairs: bool) -> None:
+    """Each check sees one moment, in which both sides agree; and a repair at any moment breaks nothing."""
+    acts = [traffic.produce, *[lambda seed=seed: traffic.work(seed) for seed in range(3)], traffic.edit]
+    if repairs:
+        acts.append(traffic.repair)
+    with ThreadPoolExecutor(len(acts)) as threads:
+        running = [threads.submit(act) for act in acts]
+        try:
+            for number in count():
+                assert checked(session) == []
+                capped = session.scalar(
+                    text("SELECT count(*) FROM fairqueue.message WHERE channel = 'capped' AND leased_until IS NOT NULL")
+                )
+                session.commit()
+                assert capped is not None
+                assert capped <= 2
+                if traffic.done.is_set() or any(act.done() and act.exception() for act in running):
+                    assert number > 20
+                    break
+        finally:
+            traffic.done.set()
+    for act in running:
+        act.result()
+    assert sorted(traffic.ended) == sorted(set(traffic.ended))
+    assert len(traffic.ended) == Traffic.MESSAGES
+    assert checked(session) == []
+    assert lease_of(session, 100) == []
