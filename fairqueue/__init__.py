@@ -19,6 +19,7 @@ and the channels take turns. Parts:
 
 * :mod:`fairqueue.models`: ``Message``, ``Channel``, ``Queue``, ``DeadMessage``, ``History``
 * :mod:`fairqueue.producing`: ``enqueue``, ``enqueue_many``, ``enqueue_copy``, ``enqueue_unique``
+* :mod:`fairqueue.worker`: ``Worker``, which does this for you, and ``Retry``, ``Defer``, ``Cancel``, ``DeadLetter``
 * :mod:`fairqueue.consuming`: ``dequeue``, ``complete``, ``fail``, ``defer``, ``heartbeat``, ``cancel``, ``redrive``
 * :mod:`fairqueue.checking`: ``check``
 * :mod:`fairqueue.waiting`: ``wait_for``, ``ending``
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from .producing import MessageRow, enqueue, enqueue_copy, enqueue_many, enqueue_unique
     from .schema import verify
     from .waiting import Ending, ending, wait_for
+    from .worker import Cancel, DeadLetter, Defer, Retry, Worker
 
 __version__ = "0.1.0"
 
@@ -69,12 +71,16 @@ _HOMES = {
     "producing": ("MessageRow", "enqueue", "enqueue_copy", "enqueue_many", "enqueue_unique"),
     "schema": ("verify",),
     "waiting": ("Ending", "ending", "wait_for"),
+    "worker": ("Cancel", "DeadLetter", "Defer", "Retry", "Worker"),
 }
 
 __all__ = [
+    "Cancel",
     "Channel",
     "ChannelFull",
+    "DeadLetter",
     "DeadMessage",
+    "Defer",
     "Difference",
     "DuplicateKey",
     "Ending",
@@ -86,9 +92,11 @@ __all__ = [
     "MessageRow",
     "Outcome",
     "Queue",
+    "Retry",
     "SchemaVersionError",
     "TypedMessage",
     "WaitTimeout",
+    "Worker",
     "attach",
     "cancel",
     "check",

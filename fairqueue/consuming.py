@@ -190,12 +190,12 @@ def fail(
     )
 
 
-def defer(leases: Leases, *, delay: float | timedelta = 0, state: Any = None) -> Results:
+def defer(leases: Leases, *, delay: float | timedelta | None = 0, state: Any = None) -> Results:
     """End leases whose work is to go on later; which is no failure, and uses up no attempt.
 
     Results: ``"deferred"``, ``"stale"``, ``"not_found"``.
 
-    :param delay: seconds or a timedelta before the next attempt.
+    :param delay: seconds or a timedelta before the next attempt. None: at once, in the place that it had in its channel.
     :param state: JSON that the next attempt finds in ``message.state``. None leaves what an earlier one saved.
     """
     ids, attempts = lease_arrays(leases)
@@ -204,7 +204,8 @@ def defer(leases: Leases, *, delay: float | timedelta = 0, state: Any = None) ->
         if state is None
         else func.array_fill(cast(literal(json_text(state, "state"), Text), JSONB), array([func.cardinality(ids)]))
     )
-    return _results("message_defer", ids, attempts, _seconds("delay", delay), cast(saved, ARRAY(JSONB)))
+    seconds = cast(None, Double) if delay is None else _seconds("delay", delay)
+    return _results("message_defer", ids, attempts, seconds, cast(saved, ARRAY(JSONB)))
 
 
 def heartbeat(leases: Leases, *, lease: float | timedelta = 30) -> Results:

@@ -13,7 +13,7 @@ kind       may
 ========== ==========================================================================================================
 producer   enqueue: by the ORM, ``enqueue`` and its siblings, INSERT, COPY; and ask how messages ended. It can read no
            payload, nor anything else of ready and leased messages but their ids, times and attempts.
-worker     dequeue, and complete, fail, defer, heartbeat what it has. It has no right on any table.
+worker     dequeue, complete, fail, defer, cancel, heartbeat, wait for work. It has no right on any table.
 observer   read all tables.
 operator   read all tables, set policies, cancel and redrive messages, delete dead letters, check, repair, maintain.
 ========== ==========================================================================================================
@@ -52,6 +52,7 @@ _RIGHTS: dict[Kind, tuple[str, ...]] = {
     "worker": (
         "EXECUTE ON FUNCTION {0}.message_dequeue, {0}.message_complete",
         "EXECUTE ON FUNCTION {0}.message_fail, {0}.message_defer, {0}.message_heartbeat",
+        "EXECUTE ON FUNCTION {0}.message_cancel, {0}.queue_listen, {0}.queue_unlisten",
     ),
     "observer": ("SELECT ON ALL TABLES IN SCHEMA {}",),
     "operator": (

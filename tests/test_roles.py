@@ -56,7 +56,10 @@ ACTS: dict[str, tuple[set[str], str]] = {
     "message_fail": (WORKER, "SELECT {q}.message_fail(" + LEASE + ", 'broken')"),
     "message_defer": (WORKER, "SELECT {q}.message_defer(" + LEASE + ")"),
     "message_heartbeat": (WORKER, "SELECT {q}.message_heartbeat(" + LEASE + ")"),
-    "message_cancel": (OPERATOR, "SELECT {q}.message_cancel('{{1}}')"),
+    "message_cancel": (WORKER | OPERATOR, "SELECT {q}.message_cancel('{{1}}')"),
+    "queue_listen": (WORKER, "SELECT {q}.queue_listen('default')"),
+    "queue_unlisten": (WORKER, "SELECT {q}.queue_unlisten('default')"),
+    "queue_notify": (set(), "SELECT {q}.queue_notify('default')"),
     "message_redrive": (OPERATOR, "SELECT {q}.message_redrive('{{3}}')"),
     "message_finish": (set(), "SELECT {q}.message_finish('{{1}}', 'dropped')"),
     "message_enter": (set(), "SELECT {q}.message_enter(9, 0, 'q', 'acme', 'k', '1', '', 0, 1, 1, 1, true)"),
@@ -226,8 +229,11 @@ def test_rights(granted: Roles) -> None:
         *((f"message.{name}", "SELECT") for name in ("id", "dequeue_at", "attempt", "forgiven", "created_at")),
         *((name, "EXECUTE") for name in ("message_create", "message_create_many", "message_ending")),
     }
-    verbs = ("dequeue", "complete", "fail", "defer", "heartbeat")
-    assert rights("worker") == {(f"message_{verb}", "EXECUTE") for verb in verbs}
+    verbs = ("dequeue", "complete", "fail", "defer", "cancel", "heartbeat")
+    assert rights("worker") == {
+        *((f"message_{verb}", "EXECUTE") for verb in verbs),
+        *((f"queue_{verb}", "EXECUTE") for verb in ("listen", "unlisten")),
+    }
     tables = {"message", "dead_message", "history", "history_default", "channel", "queue", "lane", "rotation", "signal"}
     reads = {(table, "SELECT") for table in tables}
     assert rights("observer") == reads

@@ -62,6 +62,8 @@ CALLS = {
         "'{default}', '{acme}', '{k}', '{1}', '{x}', NULL, '{0}', '{1}', '{1}', '{1}', 'replace'",
         ("1", "3"),
     ),
+    "queue_listen": ("'default'", None),
+    "queue_unlisten": ("'default'", True),
     "message_dequeue": ("'default', 3, 60", None),
     "message_heartbeat": ("'{1}', '{1}'", ("1", "extended")),
     "message_fail": ("'{1}', '{1}', 'broken', 0", ("1", "failed")),

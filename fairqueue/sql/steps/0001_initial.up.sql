@@ -110,6 +110,9 @@ CREATE TABLE history (
 
 CREATE INDEX history_xid ON history (xid);
 
+-- Small, and enough to find the outcomes of an hour among those of a day: they lie in the order of time.
+CREATE INDEX history_finished ON history USING brin (finished_at) WITH (autosummarize = on);
+
 -- The outcomes of days that have no partition of their own, so that a completion never fails for want of one.
 --
 -- Normally empty: history_maintain makes the partitions ahead.
@@ -742,25 +745,48 @@ $$;
 
 -- Takes messages out of the queue for good, whether ready or leased.
 --
--- Called by the application. Returns for each id, in the order given, 'cancelled' or 'not_found'. The worker of a
--- leased message learns it at its next heartbeat, at the latest when it completes: the message is 'not_found'.
+-- Called by the application, with ids alone. Returns for each id, in the order given, 'cancelled' or 'not_found'. The
+-- worker of a leased message learns it at its next heartbeat, at the latest when it completes: it is 'not_found'.
+-- Called by workers with attempts too, for leases of their own that nobody needs any more; then 'stale' is another
+-- result, as that of message_complete. The error is kept in history.
 -- Locks: the messages it deletes, in the order of ids, until the end of the transaction.
-CREATE FUNCTION message_cancel(ids bigint[]) RETURNS TABLE (id bigint, result text)
+CREATE FUNCTION message_cancel(
+    ids bigint[], attempts integer[] DEFAULT NULL, error text DEFAULT NULL
+) RETURNS TABLE (id bigint, result text)
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan
 SET jit = off
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
 AS $$
 #variable_conflict use_column
 DECLARE
+    v_error CONSTANT text := $3;
     v_done bigint[];
+    v_attempts integer[];
 BEGIN
     IF ids IS NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = 'ids must be a list of message ids, not null';
     END IF;
-    v_done := message_finish(ids, 'cancelled');
+    IF attempts IS NULL THEN
+        v_done := message_finish(ids, 'cancelled', v_error);
+    ELSE
+        WITH lease AS MATERIALIZED (
+            SELECT DISTINCT l.id, l.attempt FROM lease_list(ids, attempts) l ORDER BY l.id
+        ), held AS MATERIALIZED (
+            SELECT m.id, m.attempt
+            FROM lease l JOIN message m ON m.id = l.id
+            WHERE m.attempt = l.attempt AND is_leased(m.leased_until)
+            FOR UPDATE OF m
+        )
+        SELECT array_agg(h.id), array_agg(h.attempt) INTO v_done, v_attempts FROM held h;
+        PERFORM message_finish(v_done, 'cancelled', v_error);
+    END IF;
 
-    RETURN QUERY SELECT * FROM lease_results(ids, NULL, v_done, NULL, 'cancelled');
+    RETURN QUERY SELECT * FROM lease_results(ids, attempts, v_done, v_attempts, 'cancelled');
 END
 $$;
 
@@ -937,7 +963,8 @@ REVOKE EXECUTE ON FUNCTION message_create_many FROM PUBLIC;
 -- Ends leases whose work is to go on later: the messages go back into their channels with a saved state.
 --
 -- Called by workers. states[i] is what the next attempt of ids[i] will find in message.state; without states the
--- saved ones stay. Returns for each lease, in the order given, 'deferred', 'stale' or 'not_found'. A deferral is no
+-- saved ones stay. With delay_seconds null a message keeps its place in the channel: it was not the worker's turn after
+-- all, as when the worker has to stop. Returns for each lease, in the order given, 'deferred', 'stale' or 'not_found'. A deferral is no
 -- failure: it uses up none of the message's attempts.
 -- Locks: the messages it updates, until the end of the transaction. The trigger message_moved signals the channels.
 CREATE FUNCTION message_defer(
@@ -957,7 +984,9 @@ DECLARE
     v_done bigint[];
     v_attempts integer[];
 BEGIN
-    PERFORM check_seconds('delay_seconds', delay_seconds, 0);
+    IF delay_seconds IS NOT NULL THEN
+        PERFORM check_seconds('delay_seconds', delay_seconds, 0);
+    END IF;
     IF cardinality(states) <> cardinality(ids) THEN
         RAISE invalid_parameter_value USING
             MESSAGE = format('ids and states must have the same length, not %s and %s',
@@ -967,7 +996,8 @@ BEGIN
         SELECT * FROM lease_list(ids, attempts)
     ), done AS (
         UPDATE message m
-        SET leased_until = NULL, dequeue_at = unix_ms(clock() + make_interval(secs => delay_seconds)),
+        SET leased_until = NULL,
+            dequeue_at = coalesce(unix_ms(clock() + make_interval(secs => delay_seconds)), m.dequeue_at),
             state = CASE WHEN states IS NULL THEN m.state ELSE states[l.n] END,
             forgiven = least(m.forgiven, 2147483646) + 1
         FROM lease l
@@ -1868,6 +1898,55 @@ $$;
 
 REVOKE EXECUTE ON FUNCTION queue_check FROM PUBLIC;
 
+-- Asks for a notification when the queue gets something to do; returns the name of the channel that it comes through.
+--
+-- Called by workers that are about to wait, in a session of their own; then they commit, dequeue once more, as something
+-- may have come in between, and wait. Undone by queue_unlisten or the end of the session; once for each call.
+-- Locks: a shared advisory lock of the session, for which nobody waits. It says to queue_notify that somebody listens:
+-- while all workers are busy, enqueueing notifies nobody, and costs nobody the lock on the whole database that
+-- PostgreSQL takes when a transaction commits that has notified.
+CREATE FUNCTION queue_listen(queue text) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path FROM CURRENT
+AS $$
+DECLARE
+    v_wake CONSTANT bigint := queue_wake(queue);
+    v_channel CONSTANT text := 'fairqueue_' || to_hex(v_wake);
+BEGIN
+    IF queue IS NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'queue must be a name, not null';
+    END IF;
+    EXECUTE format('LISTEN %I', v_channel);
+    PERFORM pg_advisory_lock_shared(v_wake);
+    RETURN v_channel;
+END
+$$;
+
+REVOKE EXECUTE ON FUNCTION queue_listen FROM PUBLIC;
+
+-- Wakes the workers that wait for work in a queue, when the caller's transaction commits. While nobody waits it does
+-- nothing.
+--
+-- Called by the triggers that signal work: signal_enqueued, signal_moved, signal_channel, signal_queue.
+-- Locks: for a moment the advisory lock that waiting workers share; it is only tried. If they have it, the commit takes
+-- PostgreSQL's lock for notifications, which others that notify in this database wait for.
+CREATE FUNCTION queue_notify(queue text) RETURNS void
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+DECLARE
+    v_wake CONSTANT bigint := queue_wake(queue);
+BEGIN
+    IF pg_try_advisory_lock(v_wake) THEN
+        PERFORM pg_advisory_unlock(v_wake);
+    ELSE
+        PERFORM pg_notify('fairqueue_' || to_hex(v_wake), '');
+    END IF;
+END
+$$;
+
+REVOKE EXECUTE ON FUNCTION queue_notify FROM PUBLIC;
+
 -- Derives everything that the scheduler keeps of a queue anew, whatever it was: afterwards queue_check finds nothing.
 --
 -- Called by operators, in a READ COMMITTED transaction that commits at once; safe on a live queue. Nothing is lost but,
@@ -1971,6 +2050,35 @@ END
 $$;
 
 REVOKE EXECUTE ON FUNCTION queue_set FROM PUBLIC;
+
+-- Takes back one queue_listen: this session needs no notification for now. It goes on to LISTEN, so that asking again
+-- is cheap; it hears what others have asked for.
+--
+-- Called by workers that have been woken. False: there was no queue_listen to take back.
+-- Locks: releases the advisory lock of the session that queue_listen took.
+CREATE FUNCTION queue_unlisten(queue text) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path FROM CURRENT
+SET client_min_messages = error
+AS $$
+BEGIN
+    RETURN pg_advisory_unlock_shared(queue_wake(queue));
+END
+$$;
+
+REVOKE EXECUTE ON FUNCTION queue_unlisten FROM PUBLIC;
+
+-- The advisory lock of those who wait for work in a queue; to_hex of it is in the name of their notification channel.
+--
+-- Called by queue_listen, queue_unlisten and queue_notify. It takes no lock itself.
+CREATE FUNCTION queue_wake(queue text) RETURNS bigint
+LANGUAGE plpgsql STABLE
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+    RETURN hashtextextended(current_schema() || '.' || queue, 720721);
+END
+$$;
 
 -- Trigger function of message_stays: a leased message can't go to another channel, whose limits did not count it.
 --
@@ -2612,7 +2720,7 @@ RETURN 1;
 
 -- Trigger function of channel_changed: tells the scheduler to read the policy of a channel again.
 --
--- Locks: none that anybody waits for; it appends rows.
+-- Locks: none that anybody waits for, but for notifications (queue_notify); it appends rows.
 CREATE FUNCTION signal_channel() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path FROM CURRENT
@@ -2624,16 +2732,18 @@ BEGIN
     IF TG_OP <> 'DELETE' THEN
         INSERT INTO signal (queue, channel, urgent) VALUES (NEW.queue, NEW.name, true);
     END IF;
+    PERFORM queue_notify(CASE TG_OP WHEN 'DELETE' THEN OLD.queue ELSE NEW.queue END);
     RETURN NULL;
 END
 $$;
 
 REVOKE EXECUTE ON FUNCTION signal_channel FROM PUBLIC;
 
--- Trigger function of message_enqueued: one signal for each channel of an INSERT, however many rows it has.
+-- Trigger function of message_enqueued: one signal for each channel of an INSERT, however many rows it has, and a
+-- notification for each queue, if workers wait for one.
 --
--- Locks: none that anybody waits for. It appends rows and reads no shared table, so it adds no dependency that could
--- fail a serializable transaction.
+-- Locks: none that anybody waits for, but for notifications (queue_notify). It appends rows and reads no shared table,
+-- so it adds no dependency that could fail a serializable transaction.
 CREATE FUNCTION signal_enqueued() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path FROM CURRENT
@@ -2643,6 +2753,7 @@ BEGIN
     SELECT n.queue, n.channel, min(n.dequeue_at), min(n.id), false
     FROM new_messages n
     GROUP BY n.queue, n.channel;
+    PERFORM queue_notify(q.queue) FROM (SELECT DISTINCT n.queue FROM new_messages n) q;
     RETURN NULL;
 END
 $$;
@@ -2665,9 +2776,9 @@ $$;
 REVOKE EXECUTE ON FUNCTION signal_freed FROM PUBLIC;
 
 -- Trigger function of message_moved: a signal for a message that became ready, or whose place changed; with it the end
--- of its lease, if that was counted.
+-- of its lease, if that was counted; and a notification, if workers wait for one.
 --
--- Locks: none that anybody waits for; it appends a row.
+-- Locks: none that anybody waits for, but for notifications (queue_notify); it appends a row.
 CREATE FUNCTION signal_moved() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path FROM CURRENT
@@ -2677,6 +2788,9 @@ DECLARE
 BEGIN
     INSERT INTO signal (queue, channel, dequeue_at, message_id, counted, urgent)
     VALUES (NEW.queue, NEW.channel, NEW.dequeue_at, NEW.id, v_counted, v_counted IS NOT NULL);
+    IF NEW.dequeue_at <= unix_ms(clock()) THEN
+        PERFORM queue_notify(NEW.queue);
+    END IF;
     RETURN NULL;
 END
 $$;
@@ -2685,7 +2799,7 @@ REVOKE EXECUTE ON FUNCTION signal_moved FROM PUBLIC;
 
 -- Trigger function of queue_changed: tells the scheduler to read the policy of a queue again.
 --
--- Locks: none that anybody waits for; it appends rows.
+-- Locks: none that anybody waits for, but for notifications (queue_notify); it appends rows.
 CREATE FUNCTION signal_queue() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path FROM CURRENT
@@ -2697,6 +2811,7 @@ BEGIN
     IF TG_OP <> 'DELETE' THEN
         INSERT INTO signal (queue, urgent) VALUES (NEW.name, true);
     END IF;
+    PERFORM queue_notify(CASE TG_OP WHEN 'DELETE' THEN OLD.name ELSE NEW.name END);
     RETURN NULL;
 END
 $$;

@@ -1,7 +1,8 @@
 -- Ends leases whose work is to go on later: the messages go back into their channels with a saved state.
 --
 -- Called by workers. states[i] is what the next attempt of ids[i] will find in message.state; without states the
--- saved ones stay. Returns for each lease, in the order given, 'deferred', 'stale' or 'not_found'. A deferral is no
+-- saved ones stay. With delay_seconds null a message keeps its place in the channel: it was not the worker's turn after
+-- all, as when the worker has to stop. Returns for each lease, in the order given, 'deferred', 'stale' or 'not_found'. A deferral is no
 -- failure: it uses up none of the message's attempts.
 -- Locks: the messages it updates, until the end of the transaction. The trigger message_moved signals the channels.
 CREATE FUNCTION message_defer(
@@ -21,7 +22,9 @@ DECLARE
     v_done bigint[];
     v_attempts integer[];
 BEGIN
-    PERFORM check_seconds('delay_seconds', delay_seconds, 0);
+    IF delay_seconds IS NOT NULL THEN
+        PERFORM check_seconds('delay_seconds', delay_seconds, 0);
+    END IF;
     IF cardinality(states) <> cardinality(ids) THEN
         RAISE invalid_parameter_value USING
             MESSAGE = format('ids and states must have the same length, not %s and %s',
@@ -31,7 +34,8 @@ BEGIN
         SELECT * FROM lease_list(ids, attempts)
     ), done AS (
         UPDATE message m
-        SET leased_until = NULL, dequeue_at = unix_ms(clock() + make_interval(secs => delay_seconds)),
+        SET leased_until = NULL,
+            dequeue_at = coalesce(unix_ms(clock() + make_interval(secs => delay_seconds)), m.dequeue_at),
             state = CASE WHEN states IS NULL THEN m.state ELSE states[l.n] END,
             forgiven = least(m.forgiven, 2147483646) + 1
         FROM lease l

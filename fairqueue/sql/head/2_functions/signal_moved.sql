@@ -1,7 +1,7 @@
 -- Trigger function of message_moved: a signal for a message that became ready, or whose place changed; with it the end
--- of its lease, if that was counted.
+-- of its lease, if that was counted; and a notification, if workers wait for one.
 --
--- Locks: none that anybody waits for; it appends a row.
+-- Locks: none that anybody waits for, but for notifications (queue_notify); it appends a row.
 CREATE FUNCTION signal_moved() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path FROM CURRENT
@@ -11,6 +11,9 @@ DECLARE
 BEGIN
     INSERT INTO signal (queue, channel, dequeue_at, message_id, counted, urgent)
     VALUES (NEW.queue, NEW.channel, NEW.dequeue_at, NEW.id, v_counted, v_counted IS NOT NULL);
+    IF NEW.dequeue_at <= unix_ms(clock()) THEN
+        PERFORM queue_notify(NEW.queue);
+    END IF;
     RETURN NULL;
 END
 $$;

@@ -1,0 +1,11 @@
+-- The advisory lock of those who wait for work in a queue; to_hex of it is in the name of their notification channel.
+--
+-- Called by queue_listen, queue_unlisten and queue_notify. It takes no lock itself.
+CREATE FUNCTION queue_wake(queue text) RETURNS bigint
+LANGUAGE plpgsql STABLE
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+    RETURN hashtextextended(current_schema() || '.' || queue, 720721);
+END
+$$;

@@ -1,0 +1,292 @@
+"""Working on the messages of a queue.
+
+::
+
+    import fairqueue as fq
+
+    app = fq.Worker(engine, queue="default", concurrency=10)
+
+    @app.handler
+    def transcode(message, session):
+        session.add(Result(document=message.payload["document"]))
+
+``fairqueue worker shop.jobs:app`` runs it, where ``shop/jobs.py`` is that module; so does ``app.run()``. Run as many of
+these processes as you like, on as many machines: they share the queue fairly and keep its limits exactly.
+
+**Handlers.** A plain function runs in a thread, an async one as a task. One that takes ``(message, session)`` works in
+a session whose commit also completes the message: both happen, or neither. That is how work is done exactly once,
+whatever crashes. One that takes ``(message)`` alone does what can't be in the database anyway; its completions are sent
+in batches, and after a crash it may be called again.
+
+**When it fails.** An exception rolls the session back. The message is tried again after a growing pause, until its
+attempts are used up, when it is a dead letter. ``@app.handler(dead=(ValueError,), cancel=(DocumentGone,))`` says which
+exceptions are worth no further attempt, and which mean that there is nothing to do any more. A handler can return or
+raise :class:`Retry`, :class:`DeadLetter`, :class:`Cancel` and :class:`Defer` too (:mod:`fairqueue.worker.decisions`).
+
+**In a program of your own.** In an event loop, such as the lifespan of a web application, or beside a plain program::
+
+    async with app:                                     # stops, and finishes what it has begun, at the end
+        ...
+
+    with app:                                           # the same, in a thread with an event loop of its own
+        ...
+
+**When it stops.** On SIGTERM or SIGINT it takes on nothing more and finishes what it has, for ``grace`` seconds at
+most; then it hands the rest back, with no attempt used up. :meth:`Worker.run` returns 0 if all were finished, 3 if not.
+
+**What it sends.** While it has free slots and finds nothing to do, it looks each ``poll`` seconds, and when the
+database notifies it. It asks for notifications only then: a busy worker costs producers nothing. Its leases and
+heartbeats don't wait for the disk, as a lost one is no more than a redelivery; completions do, as the server is set.
+
+Limitations: an async handler that blocks the event loop blocks the heartbeats too, and the leases run out. A plain
+handler can't be stopped: after the time of grace its message is handed back while its thread goes on, and what it then
+writes in its session is rolled back. LISTEN needs a connection that is the worker's own; behind a pooler in transaction
+mode (with ``prepare_threshold=None`` among psycopg's ``connect_args``) the worker notices that nothing arrives, says so
+in the log and polls. Producers can't PREPARE TRANSACTION while a worker waits for notifications; ``notify=False`` if
+they do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import ExitStack
+from datetime import timedelta
+from typing import Any, Self, TypeVar, overload
+
+import anyio
+from anyio.abc import TaskStatus
+from anyio.from_thread import start_blocking_portal
+from sqlalchemy import Engine
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+from sqlalchemy.orm import Session
+
+from fairqueue.errors import FairqueueError, InvalidValue
+from fairqueue.models import Message, TypedMessage
+from fairqueue.models.base import check_count, check_flag, check_name
+from fairqueue.schedule import check_seconds
+from fairqueue.schema import DEFAULT_SCHEMA, verify
+
+from .decisions import Cancel, DeadLetter, Decision, Defer, Retry, apply
+from .handlers import Errors, Handled, Handler
+from .running import Run
+
+__all__ = [
+    "Cancel",
+    "DeadLetter",
+    "Decision",
+    "Defer",
+    "Handled",
+    "Handler",
+    "Retry",
+    "Worker",
+    "apply",
+    "run",
+]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+#: What :func:`run` returns when messages were handed back unfinished.
+HANDED_BACK = 3
+
+
+class Worker:
+    """Works on the messages of one queue.
+
+    :param engine: an Engine or an AsyncEngine, for its own statements and, unless told otherwise, the handler's.
+    :param queue: whose messages.
+    :param concurrency: how many at a time, in this process.
+    :param lease: for how many seconds (or a timedelta) messages are leased; leases are extended while their handlers
+        run, so this is how long the messages of a killed worker wait.
+    :param poll: seconds (or a timedelta) between two looks while there is nothing to do and no notification comes.
+    :param grace: seconds (or a timedelta) that handlers have to finish once the worker is to stop.
+    :param notify: whether to be woken by notifications of the database.
+    :param name: kept with the messages and in their history; the host and process unless given.
+    :param message_type: the class whose ``payload_type`` the payloads are read as.
+    :param session: makes the session of a plain handler; ``Session(engine)`` unless given.
+    :param async_session: makes the session of an async handler; ``AsyncSession(engine, expire_on_commit=False)`` unless
+        given.
+    :raises InvalidValue: naming the parameter.
+    """
+
+    def __init__(
+        self,
+        engine: Engine | AsyncEngine,
+        *,
+        queue: str = "default",
+        concurrency: int = 10,
+        lease: float | timedelta = 30,
+        poll: float | timedelta = 1,
+        grace: float | timedelta = 30,
+        notify: bool = True,
+        name: str | None = None,
+        message_type: type[TypedMessage[Any]] = Message,
+        session: Callable[[], Session] | None = None,
+        async_session: Callable[[], AsyncSession] | None = None,
+    ) -> None:
+        if not isinstance(engine, Engine | AsyncEngine):
+            raise InvalidValue(f"engine must be an Engine or an AsyncEngine, not {engine!r}")
+        self.engine = engine
+        self.queue = check_name("queue", queue)
+        self.concurrency = check_count("concurrency", concurrency, 1, 10_000)
+        self.lease = check_seconds("lease", lease, 1)
+        self.poll = check_seconds("poll", poll, 0.001)
+        self.grace = check_seconds("grace", grace, 0)
+        self.notify = check_flag("notify", notify)
+        self.name = check_name("name", f"{socket.gethostname()[:200]}:{os.getpid()}" if name is None else name)
+        self.message_type = message_type
+        self.session = session
+        self.async_session = async_session
+        #: What :meth:`handler` was given; None before.
+        self.registered: Handler | None = None
+        self._run: Run | None = None
+        self._task: asyncio.Task[int]
+        self._exits: ExitStack
+
+    @overload
+    def handler(self, function: F, /) -> F: ...
+    @overload
+    def handler(self, /, *, dead: Errors = (), cancel: Errors = ()) -> Callable[[F], F]: ...
+    def handler(self, function: Any = None, /, *, dead: Errors = (), cancel: Errors = ()) -> Any:
+        """Decorate the one function that handles the messages, ``f(message)`` or ``f(message, session)``.
+
+        :param dead: exceptions (a class or a tuple) after which the message is a dead letter at once.
+        :param cancel: exceptions after which the message is cancelled.
+        :raises InvalidValue: if the worker has a handler already, or has no sessions of the kind that it takes.
+        """
+        if function is None:
+            return lambda function: self._register(Handler(function, dead=dead, cancel=cancel))
+        return self._register(Handler(function, dead=dead, cancel=cancel))
+
+    def _register(self, handler: Handler) -> Callable[..., Any]:
+        if self.registered is not None:
+            raise InvalidValue(
+                f"queue {self.queue!r} has a handler already, {self.registered.name}: another queue is another Worker"
+            )
+        engine = self.engine
+        if handler.takes_session and handler.is_async and self.async_session is None:
+            if not isinstance(engine, AsyncEngine):
+                raise InvalidValue(
+                    f"{handler.name} is async and takes a session, but engine is an Engine:"
+                    " give an AsyncEngine, or async_session=async_sessionmaker(...)"
+                )
+            self.async_session = lambda: AsyncSession(engine, expire_on_commit=False)
+        if handler.takes_session and not handler.is_async and self.session is None:
+            if not isinstance(engine, Engine):
+                raise InvalidValue(
+                    f"{handler.name} is no async function and takes a session, but engine is an AsyncEngine:"
+                    " give an Engine, or session=sessionmaker(...)"
+                )
+            self.session = lambda: Session(engine)
+        self.registered = handler
+        return handler.function
+
+    def run(self) -> int:
+        """Work until SIGTERM or SIGINT. Returns the exit code: 0, or 3 if messages were handed back unfinished.
+
+        :raises SchemaVersionError: if fairqueue isn't installed, or in another version.
+        """
+        return run(self)
+
+    async def run_async(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> int:
+        """Work until :meth:`stop`, in this event loop. Returns how many messages were handed back unfinished."""
+        if self.registered is None:
+            raise FairqueueError(
+                f"the worker of queue {self.queue!r} has no handler: decorate a function with @handler"
+            )
+        if self._run is not None:
+            raise FairqueueError(f"the worker of queue {self.queue!r} is running already")
+        self._check_pool(self.registered)
+        self._run = run = Run(self)
+        try:
+            await run.database.insist("look at the schema", self._verify, patience=1, until=run.stopping)
+            return await run(task_status.started)
+        finally:
+            self._run = None
+
+    def stop(self) -> None:
+        """Take on no more messages and end when those at hand are done; again: don't wait for them.
+
+        From the event loop, another thread, or a signal handler.
+        """
+        if self._run is not None:
+            self._run.threads.call_soon(self._run.stop)
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            portal = stack.enter_context(start_blocking_portal())
+            future, _ = portal.start_task(self.run_async)
+            stack.callback(future.result)
+            stack.callback(self.stop)
+            self._exits = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._exits.close()
+
+    async def __aenter__(self) -> Self:
+        started = _Started()
+        self._task = asyncio.create_task(self.run_async(task_status=started))
+        self._task.add_done_callback(lambda _: started.started())
+        await started.event.wait()
+        if self._task.done():
+            self._task.result()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.stop()
+        await self._task
+
+    def _verify(self, session: Session) -> None:
+        connection = session.connection()
+        schemas = connection.get_execution_options().get("schema_translate_map", {})
+        verify(connection, schemas.get(DEFAULT_SCHEMA, DEFAULT_SCHEMA))
+
+    def _check_pool(self, handler: Handler) -> None:
+        """Too few connections would not only slow the handlers: heartbeats would wait too, and leases run out."""
+        pool: Any = self.engine.pool
+        if not handler.takes_session or not hasattr(pool, "_max_overflow") or pool._max_overflow < 0:
+            return
+        needed, most = self.concurrency + 3, pool.size() + pool._max_overflow
+        if pool.size() > 0 and needed > most:
+            raise InvalidValue(
+                f"concurrency {self.concurrency} needs up to {needed} connections, but the engine's pool has {most}"
+                f" at most: create_engine(..., pool_size={needed}), or a lower concurrency"
+            )
+
+
+class _Started(TaskStatus[None]):
+    def __init__(self) -> None:
+        self.event = anyio.Event()
+
+    def started(self, value: None = None) -> None:
+        self.event.set()
+
+
+def run(*workers: Worker) -> int:
+    """Run workers in this process until SIGTERM or SIGINT; a second one doesn't wait for handlers.
+
+    :returns: the exit code: 0, or 3 if messages were handed back unfinished.
+    """
+    return anyio.run(_run_all, workers)
+
+
+async def _run_all(workers: Sequence[Worker]) -> int:
+    handed_back = 0
+
+    async def obey(signals: AsyncIterator[signal.Signals]) -> None:
+        async for _ in signals:
+            for worker in workers:
+                worker.stop()
+
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        obeying = asyncio.create_task(obey(signals))
+        try:
+            for counted in asyncio.as_completed([worker.run_async() for worker in workers]):
+                handed_back += await counted
+        finally:
+            obeying.cancel()
+    return HANDED_BACK if handed_back else 0

@@ -1,0 +1,144 @@
+"""What is to become of a message, as its handler says it.
+
+A handler that returns has done its work. It may return or raise one of the decisions below instead::
+
+    import fairqueue as fq
+
+    def convert(message, session):
+        if session.get(Document, message.payload["document"]) is None:
+            return fq.Cancel("the document was deleted")
+        done = convert_some_pages(message.state or 0)
+        if done is not None:
+            return fq.Defer(delay=1, state=done)        # goes on from there
+
+A decision that is *returned* commits with what the handler wrote in its session. One that is *raised*, from wherever in
+the code, rolls that back first, as any exception does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Text, cast
+from sqlalchemy.orm import Session
+
+from fairqueue.consuming import _results, complete, defer, fail
+from fairqueue.leases import LeasedMessage, Outcome, lease_arrays
+from fairqueue.payloads import json_text
+from fairqueue.schedule import check_seconds
+
+if TYPE_CHECKING:
+    from fairqueue.consuming import Results
+
+__all__ = ["COMPLETE", "Cancel", "DeadLetter", "Decision", "Defer", "Retry", "apply"]
+
+Message = LeasedMessage[Any]
+
+
+class Decision(Exception):
+    """The base of all decisions; also the plain one that the work is done, where a handler just returns."""
+
+    #: What the database says when it has done it. Anything else: the lease was over.
+    outcomes: tuple[Outcome, ...] = (Outcome.COMPLETED,)
+    #: For the log.
+    verdict: str = "is done"
+
+    def statement(self, leases: list[Message]) -> Results:
+        return complete(leases)
+
+
+class Retry(Decision):
+    """The work failed and is to be tried again, if attempts are left.
+
+    :param reason: kept with the message as its error.
+    :param delay: seconds or a timedelta; None: the backoff of the message or its queue.
+    """
+
+    outcomes = (Outcome.FAILED, Outcome.DEAD)
+    verdict = "failed"
+
+    def __init__(self, reason: str | BaseException = "", *, delay: float | timedelta | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.delay = None if delay is None else check_seconds("delay", delay, 0)
+
+    def statement(self, leases: list[Message]) -> Results:
+        return fail(leases, self.reason, delay=self.delay)
+
+
+class DeadLetter(Decision):
+    """The work failed, and no further attempt would help.
+
+    :param reason: kept with the dead letter as its error.
+    """
+
+    outcomes = (Outcome.DEAD,)
+    verdict = "failed for good"
+
+    def __init__(self, reason: str | BaseException = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+    def statement(self, leases: list[Message]) -> Results:
+        return fail(leases, self.reason, retry=False)
+
+
+class Cancel(Decision):
+    """The work isn't needed any more.
+
+    :param reason: kept in history.
+    """
+
+    outcomes = (Outcome.CANCELLED,)
+    verdict = "is cancelled"
+
+    def __init__(self, reason: str | BaseException = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+    def statement(self, leases: list[Message]) -> Results:
+        # With the attempts, unlike fairqueue.cancel(): only what is still ours.
+        text = f"{type(self.reason).__name__}: {self.reason}" if isinstance(self.reason, Exception) else self.reason
+        return _results("message_cancel", *lease_arrays(leases), cast(str(text).replace("\x00", "") or None, Text))
+
+
+class Defer(Decision):
+    """The work is to go on later; no failure, and no attempt used up.
+
+    :param delay: seconds or a timedelta; None: at once, in the place that the message had in its channel.
+    :param state: JSON that the next attempt finds in ``message.state``; None leaves what is there.
+    """
+
+    outcomes = (Outcome.DEFERRED,)
+    verdict = "goes on later"
+
+    def __init__(self, *, delay: float | timedelta | None = 0, state: Any = None) -> None:
+        super().__init__()
+        self.delay = None if delay is None else check_seconds("delay", delay, 0)
+        if state is not None:
+            json_text(state, "state")  # refused here, where the handler can be blamed
+        self.state = state
+
+    def statement(self, leases: list[Message]) -> Results:
+        return defer(leases, delay=self.delay, state=self.state)
+
+
+#: The decision of a handler that just returns.
+COMPLETE = Decision()
+
+
+def apply(session: Session, decisions: Sequence[tuple[Message, Decision]]) -> list[Outcome]:
+    """Send the decisions to the database; the caller commits. Returns what happened to each message, in that order.
+
+    Completions go in one statement, as do all messages with the very same decision.
+    """
+    groups: dict[int, tuple[Decision, list[int]]] = {}
+    for place, (_, decision) in enumerate(decisions):
+        groups.setdefault(id(decision), (decision, []))[1].append(place)
+    outcomes: dict[int, Outcome] = {}
+    for decision, places in groups.values():
+        rows = session.execute(decision.statement([decisions[place][0] for place in places])).all()
+        outcomes.update((place, Outcome(row.result)) for place, row in zip(places, rows, strict=True))
+    return [outcomes[place] for place in range(len(decisions))]

@@ -1,0 +1,147 @@
+"""A handler: the application's function, and how its end becomes a decision about the message.
+
+::
+
+    from fairqueue.worker import Handler
+
+    handler = Handler(transcode, dead=(ValueError,))
+    settled = handler.run(message, sessions)          # await handler.run_async(...), where transcode is async
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+
+from fairqueue.errors import InvalidValue
+from fairqueue.leases import LeasedMessage, Outcome
+
+from .decisions import COMPLETE, Cancel, DeadLetter, Decision, Retry, apply
+
+__all__ = ["Errors", "Handled", "Handler"]
+
+Errors = type[Exception] | tuple[type[Exception], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Handled:
+    """How a handler ended, and with it its message."""
+
+    decision: Decision
+    #: What happened to the message, where the handler's own transaction has committed it; else None: to be reported.
+    outcome: Outcome | None = None
+    #: The exception that the decision was made of, for the log.
+    error: BaseException | None = None
+
+
+class Handler:
+    """A function that handles messages: ``f(message)`` or ``f(message, session)``, plain or async.
+
+    :param dead: exceptions after which no further attempt would help.
+    :param cancel: exceptions after which the work isn't needed any more.
+    :raises InvalidValue: if the function can't be called so, or ``dead`` or ``cancel`` are no exception classes.
+    """
+
+    def __init__(self, function: Callable[..., Any], *, dead: Errors = (), cancel: Errors = ()) -> None:
+        self.function = function
+        self.dead = _classes("dead", dead)
+        self.cancel = _classes("cancel", cancel)
+        self.takes_session = _takes_session(function)
+        self.is_async = any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
+
+    @property
+    def name(self) -> str:
+        return str(getattr(self.function, "__qualname__", self.function))
+
+    def run(self, message: LeasedMessage[Any], sessions: Callable[[], Session] | None) -> Handled:
+        """Call a plain handler; never raises an Exception. ``sessions`` may be None where it takes no session."""
+        try:
+            _read(message)
+            if not self.takes_session:
+                return Handled(_decision(self.function(message)))
+            assert sessions is not None
+            with sessions() as session:
+                return settle(session, message, _decision(self.function(message, session)))
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever it is, it is the message's
+            return self.judge(error)
+
+    async def run_async(self, message: LeasedMessage[Any], sessions: Callable[[], AsyncSession] | None) -> Handled:
+        """Call an async handler; raises nothing but its cancellation."""
+        try:
+            _read(message)
+            if not self.takes_session:
+                return Handled(_decision(await self.function(message)))
+            assert sessions is not None
+            async with sessions() as session:
+                decision = _decision(await self.function(message, session))
+                return await session.run_sync(settle, message, decision)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever it is, it is the message's
+            return self.judge(error)
+
+    def judge(self, error: BaseException) -> Handled:
+        """What an exception says about the message."""
+        if isinstance(error, Decision):
+            return Handled(error)
+        decision: Decision
+        if isinstance(error, UnreadablePayload):
+            decision = DeadLetter(error.__cause__ or error)
+        elif isinstance(error, self.dead):
+            decision = DeadLetter(error)
+        elif isinstance(error, self.cancel):
+            decision = Cancel(error)
+        else:
+            decision = Retry(error)
+        return Handled(decision, error=error)
+
+
+class UnreadablePayload(Exception):
+    """The stored payload is not of the handler's message type: no attempt will change that."""
+
+
+def settle(session: Session, message: LeasedMessage[Any], decision: Decision) -> Handled:
+    """Commit what the handler wrote together with what becomes of its message; or, if the lease was over, neither."""
+    (outcome,) = apply(session, [(message, decision)])
+    if outcome in decision.outcomes:
+        session.commit()
+    else:
+        session.rollback()
+    return Handled(decision, outcome)
+
+
+def _read(message: LeasedMessage[Any]) -> None:
+    try:
+        if message.reader is not None:
+            _ = message.payload
+    except InvalidValue as error:
+        raise UnreadablePayload from error
+
+
+def _decision(returned: object) -> Decision:
+    return returned if isinstance(returned, Decision) else COMPLETE
+
+
+def _classes(field: str, given: Errors) -> tuple[type[Exception], ...]:
+    classes: tuple[Any, ...] = given if isinstance(given, tuple) else (given,)
+    for each in classes:
+        if not (isinstance(each, type) and issubclass(each, Exception)):
+            raise InvalidValue(f"{field} must be an exception class or a tuple of them, not {given!r}")
+    return classes
+
+
+def _takes_session(function: Callable[..., Any]) -> bool:
+    try:
+        signature = inspect.signature(function)
+    except TypeError as error:
+        raise InvalidValue(f"a handler must be a function of (message) or (message, session): {error}") from None
+    for arguments in (2, 1):
+        try:
+            signature.bind(*(None,) * arguments)
+        except TypeError:
+            continue
+        return arguments == 2
+    raise InvalidValue(f"a handler must be a function of (message) or (message, session), not {function!r}{signature}")

@@ -1,0 +1,289 @@
+"""One run of a worker: a fetcher, the jobs, a reporter and a heart, as tasks of one event loop.
+
+* The *fetcher* leases as many messages as there are free slots. When it gets fewer, there is nothing more to do, and it
+  waits: for a notification, for one of our own messages to end (which may make room under a limit), or the next poll.
+* A *job* is a message in a slot, from its lease until its end is in the database. Only then is the slot free: what
+  can't be reported is not taken on.
+* The *reporter* sends decisions to the database in batches: all that have come while it sent the last ones.
+* The *heart* extends the leases of all jobs, each third of a lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import anyio
+from anyio.abc import TaskGroup
+from sqlalchemy.exc import DBAPIError
+
+from fairqueue.consuming import dequeue, heartbeat
+from fairqueue.leases import LeasedMessage, Outcome
+
+from .database import Database
+from .decisions import Decision, Defer, Retry, apply
+from .handlers import Handled
+from .listening import Listener
+from .threads import Threads
+from .wire import can_listen
+
+if TYPE_CHECKING:
+    from sqlalchemy import Row
+    from sqlalchemy.orm import Session
+    from sqlalchemy.sql.selectable import TypedReturnsRows
+
+    from fairqueue.consuming import Results
+
+    from . import Worker
+
+__all__ = ["Run"]
+
+log = logging.getLogger("fairqueue.worker")
+
+#: What becomes of a message that we leave to others: no attempt is used up, and it keeps its place.
+_HAND_BACK = Defer(delay=None)
+#: What a heartbeat says of a lease that is over.
+_OVER = (Outcome.STALE, Outcome.NOT_FOUND)
+#: Seconds that handing back may take, at the end of the time of grace.
+_LAST_WORDS = 5.0
+_LARGEST_BATCH = 1_000
+
+
+class Job:
+    """A message in a slot."""
+
+    def __init__(self, message: LeasedMessage[Any]) -> None:
+        self.message = message
+        #: The task of an async handler. A thread can't be stopped.
+        self.task: asyncio.Task[Handled] | None = None
+        #: What becomes of it is known; maybe not yet to the database.
+        self.decided = False
+        #: It is we who cancelled the task.
+        self.given_up = False
+
+    def give_up(self) -> None:
+        if self.task is not None:
+            self.given_up = True
+            self.task.cancel()
+
+    def __str__(self) -> str:
+        return f"message {self.message.id} of channel {self.message.channel!r}, attempt {self.message.attempt}"
+
+
+class Signal:
+    """An event that can be waited for again and again, by one task."""
+
+    def __init__(self) -> None:
+        self._event = anyio.Event()
+
+    def set(self) -> None:
+        self._event.set()
+
+    async def wait(self, seconds: float = float("inf")) -> bool:
+        """Whether it came within that time; also if it came before."""
+        with anyio.move_on_after(seconds):
+            await self._event.wait()
+        came = self._event.is_set()
+        self._event = anyio.Event()
+        return came
+
+
+class Run:
+    """From start to stop."""
+
+    def __init__(self, worker: Worker) -> None:
+        assert worker.registered is not None
+        self.worker = worker
+        self.handler = worker.registered
+        self.threads = Threads()
+        self.database = Database(worker.engine, self.threads)
+        self.statements: dict[int, TypedReturnsRows[LeasedMessage[Any]]] = {}
+        self.jobs: set[Job] = set()
+        self.decisions: list[tuple[Job, Decision]] = []
+        self.handed_back = 0
+        self.fetching = True
+        self.news = Signal()  # for the fetcher
+        self.reports = Signal()  # for the reporter
+        self.releases = Signal()  # for the end
+        self.stopping = anyio.Event()
+        self.grace = anyio.CancelScope()
+        self.waiting = False
+        self.listener: Listener | None = None
+        if worker.notify and can_listen(worker.engine):
+            self.listener = Listener(self.database, worker.queue, self.news.set, busy=lambda: not self.waiting)
+
+    def stop(self) -> None:
+        """Take on no more messages; the second time: don't wait for those that are there. In the event loop."""
+        if self.stopping.is_set():
+            self.grace.cancel()
+        self.stopping.set()
+        self.news.set()
+
+    async def __call__(self, started: Callable[[], object]) -> int:
+        """Work until stopped. Returns how many messages were handed back unfinished."""
+        worker = self.worker
+        log.info("%s works on queue %r, %d at a time", worker.name, worker.queue, worker.concurrency)
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self.report)
+                tasks.start_soon(self.beat)
+                if self.listener:
+                    tasks.start_soon(self.listener.run)
+                tasks.start_soon(self.fetch, tasks)
+                started()
+                await self.stopping.wait()
+                await self.finish()
+                tasks.cancel_scope.cancel()
+        finally:
+            self.threads.close()
+        log.info("%s has stopped; handed back unfinished: %d", worker.name, self.handed_back)
+        return self.handed_back
+
+    async def fetch(self, tasks: TaskGroup) -> None:
+        while not self.stopping.is_set():
+            free = min(self.worker.concurrency - len(self.jobs), _LARGEST_BATCH)
+            if free == 0:
+                await self.news.wait()
+                continue
+            batch = await self.dequeue(free)
+            for message in batch:
+                job = Job(message)
+                self.jobs.add(job)
+                if self.stopping.is_set():
+                    self.decide(job, _HAND_BACK)
+                else:
+                    tasks.start_soon(self.work, job)
+            if len(batch) < free:
+                await self.idle()
+        self.fetching = False
+        self.releases.set()
+
+    async def dequeue(self, limit: int) -> list[LeasedMessage[Any]]:
+        statement = self.statements.get(limit)
+        if statement is None:  # building one takes longer than sending it
+            worker = self.worker
+            statement = self.statements[limit] = dequeue(
+                limit=limit,
+                lease=worker.lease,
+                queue=worker.queue,
+                worker=worker.name,
+                message_type=worker.message_type,
+            )
+        batch = await self.database.insist(
+            "dequeue", lambda session: list(session.scalars(statement)), durable=False, until=self.stopping
+        )
+        return batch or []
+
+    async def idle(self) -> None:
+        """Nothing more is eligible: wait for something to happen."""
+        self.waiting = True
+        listener = self.listener
+        if listener is None or not listener.works or listener.asked:
+            # Longer by chance, so that workers which were started together don't stay together.
+            await self.news.wait(self.worker.poll * random.uniform(1, 1.2))  # noqa: S311
+        elif not await self.news.wait(listener.pause()):
+            await listener.ask()
+        self.waiting = False
+
+    async def work(self, job: Job) -> None:
+        """A job: run the handler, and see to it that its decision gets into the database."""
+        if job.decided:
+            return
+        if self.handler.is_async:
+            # A task of its own: it is cancelled by itself, and once.
+            job.task = asyncio.create_task(self.handler.run_async(job.message, self.worker.async_session))
+            try:
+                await asyncio.wait([job.task])
+            finally:
+                job.task.cancel()
+            if job.task.cancelled():
+                self.decide(job, _HAND_BACK if job.given_up else Retry("the handler was cancelled from within"))
+                return
+            handled = job.task.result()
+        else:
+            handled = await self.threads.run(partial(self.handler.run, job.message, self.worker.session))
+        if handled.error is not None:
+            log.warning("%s: %s", job, handled.decision.verdict, exc_info=handled.error)
+        if handled.outcome is None:
+            self.decide(job, handled.decision)
+        else:
+            self.ended(job, handled.decision, handled.outcome)
+
+    def decide(self, job: Job, decision: Decision) -> None:
+        if not job.decided:
+            job.decided = True
+            self.decisions.append((job, decision))
+            self.reports.set()
+
+    def ended(self, job: Job, decision: Decision, outcome: Outcome | None) -> None:
+        """Its end is in the database, or there is no point in trying: the slot is free."""
+        if outcome is not None and outcome not in decision.outcomes and decision is not _HAND_BACK:
+            log.warning("%s: the lease was over (%s), so this attempt doesn't count", job, outcome)
+        job.decided = True
+        self.jobs.discard(job)
+        self.news.set()
+        self.releases.set()
+
+    async def report(self) -> None:
+        while True:
+            await self.reports.wait()
+            batch, self.decisions = self.decisions, []
+            if not batch:
+                continue
+            try:
+                await self.send(batch)
+            except DBAPIError:
+                for one in batch:  # so that one that the database refuses doesn't keep the others from it
+                    try:
+                        await self.send([one])
+                    except DBAPIError:
+                        log.exception("%s can't be reported, and comes back when its lease is over", one[0])
+                        self.ended(*one, None)
+
+    async def send(self, batch: list[tuple[Job, Decision]]) -> None:
+        decisions = [(job.message, decision) for job, decision in batch]
+        outcomes = await self.database.insist(
+            "report how messages ended", lambda session: apply(session, decisions), patience=3
+        )
+        for (job, decision), outcome in zip(batch, outcomes or [], strict=True):
+            self.ended(job, decision, outcome)
+
+    async def beat(self) -> None:
+        while True:
+            await anyio.sleep(self.worker.lease / 3)
+            jobs = [job for job in self.jobs if not job.decided]
+            if not jobs:
+                continue
+            statement = heartbeat([job.message for job in jobs], lease=self.worker.lease)
+            extend = partial(_rows, statement=statement)
+            rows = await self.database.insist("extend leases", extend, durable=False)
+            for job, row in zip(jobs, rows or [], strict=True):
+                if row.result in _OVER and job.task is not None and not job.task.done():
+                    log.warning("%s is no longer ours (%s): cancelled", job, row.result)
+                    job.give_up()
+
+    async def finish(self) -> None:
+        """Give the jobs their time, then leave the rest to others."""
+        with anyio.move_on_after(self.worker.grace), self.grace:
+            while self.jobs or self.fetching:
+                await self.releases.wait()
+        for job in list(self.jobs):
+            if job.decided:
+                continue
+            self.handed_back += 1
+            log.warning("%s is handed back unfinished", job)
+            if job.task is not None:
+                job.give_up()
+            else:
+                self.decide(job, _HAND_BACK)
+        with anyio.move_on_after(_LAST_WORDS):
+            while self.jobs:
+                await self.releases.wait()
+
+
+def _rows(session: Session, statement: Results) -> Sequence[Row[int, str]]:
+    return session.execute(statement).all()

@@ -1,0 +1,154 @@
+"""A connection that listens, for each driver that can: psycopg, with an Engine or an AsyncEngine, and asyncpg."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from typing import Any, Protocol
+
+import anyio
+from psycopg import Connection as PsycopgConnection
+from psycopg import Error as PsycopgError
+from sqlalchemy import Connection, Engine, Executable, text
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from .database import Database
+
+__all__ = ["Wire", "can_listen", "connect"]
+
+_DRIVERS = {"psycopg", "asyncpg"}
+
+
+class Wire(Protocol):
+    """What a listener needs of a connection. Used by one task only."""
+
+    #: Runs a statement, in a transaction of its own, and returns its one value, if it has one.
+    execute: Callable[[Executable], Awaitable[Any]]
+
+    async def listen(self, channel: str) -> None:
+        """Hear the channel; does nothing the second time."""
+
+    async def wait(self, event: anyio.Event) -> list[str]:
+        """Wait for notifications or the event; returns the channels of the notifications.
+
+        :raises OSError: if the connection is lost.
+        """
+        ...
+
+
+def can_listen(engine: Engine | AsyncEngine) -> bool:
+    return engine.dialect.driver.removesuffix("_async") in _DRIVERS
+
+
+@contextlib.asynccontextmanager
+async def connect(database: Database) -> AsyncIterator[Wire]:
+    """A connection of its own: it doesn't go back to the engine's pool."""
+    engine = database.engine
+    if isinstance(engine, AsyncEngine):
+        connection = await engine.connect()
+        try:
+            await connection.execution_options(isolation_level="AUTOCOMMIT")
+            raw = await connection.get_raw_connection()
+            driver: Any = raw.driver_connection
+            raw.detach()
+
+            async def execute(statement: Executable) -> Any:
+                result = await connection.execute(statement)
+                return result.scalar() if result.returns_rows else None
+
+            yield _Psycopg(driver, execute) if hasattr(driver, "pgconn") else _Asyncpg(driver, execute)
+        finally:
+            with anyio.CancelScope(shield=True), contextlib.suppress(Exception):
+                await connection.close()
+        return
+    # In a thread, like all that may wait for the database. What is executed is not cancelled: see Listener.
+    plain, driver = await database.threads.run(lambda: _detached(engine))
+    try:
+
+        async def execute_in_thread(statement: Executable) -> Any:
+            def call() -> Any:
+                result = plain.execute(statement)
+                return result.scalar() if result.returns_rows else None
+
+            return await database.threads.run(call)
+
+        yield _Psycopg(driver, execute_in_thread)
+    finally:
+        with contextlib.suppress(Exception):
+            plain.close()
+
+
+def _detached(engine: Engine) -> tuple[Connection, Any]:
+    connection = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+    driver = connection.connection.driver_connection
+    connection.detach()
+    return connection, driver
+
+
+class _Psycopg:
+    def __init__(self, driver: PsycopgConnection[Any], execute: Callable[[Executable], Awaitable[Any]]) -> None:
+        self.execute = execute
+        self._driver = driver
+        self._listening: set[str] = set()
+        self._heard: deque[str] = deque()
+        # Those that come along with the answer to a statement, maybe in another thread.
+        driver.add_notify_handler(lambda notification: self._heard.append(notification.channel))
+
+    async def listen(self, channel: str) -> None:
+        if channel not in self._listening:
+            await self.execute(text(f'LISTEN "{channel}"'))
+            self._listening.add(channel)
+
+    async def wait(self, event: anyio.Event) -> list[str]:
+        if not self._heard:
+            try:
+                await _first(event.wait, partial(anyio.wait_readable, self._driver.fileno()))
+                self._driver.pgconn.consume_input()
+                while (notification := self._driver.pgconn.notifies()) is not None:
+                    self._heard.append(notification.relname.decode())
+            except PsycopgError as error:
+                raise ConnectionError(str(error)) from error
+        heard = list(self._heard)
+        self._heard.clear()
+        return heard
+
+
+class _Asyncpg:
+    def __init__(self, driver: Any, execute: Callable[[Executable], Awaitable[Any]]) -> None:
+        self.execute = execute
+        self._driver = driver
+        self._listening: set[str] = set()
+        self._heard: list[str] = []
+        self._event = anyio.Event()
+        driver.add_termination_listener(lambda _: self._event.set())
+
+    async def listen(self, channel: str) -> None:
+        if channel not in self._listening:
+            await self._driver.add_listener(channel, self._notified)
+            self._listening.add(channel)
+
+    def _notified(self, connection: Any, pid: int, channel: str, payload: str) -> None:
+        self._heard.append(channel)
+        self._event.set()
+
+    async def wait(self, event: anyio.Event) -> list[str]:
+        await _first(event.wait, self._event.wait)
+        if self._driver.is_closed():
+            raise ConnectionError("the connection was closed")
+        self._event = anyio.Event()
+        heard, self._heard = self._heard, []
+        return heard
+
+
+async def _first(*waits: Callable[[], Awaitable[object]]) -> None:
+    """Wait until one of them has come."""
+    async with anyio.create_task_group() as tasks:
+
+        async def wait(one: Callable[[], Awaitable[object]]) -> None:
+            await one()
+            tasks.cancel_scope.cancel()
+
+        for one in waits:
+            tasks.start_soon(wait, one)
