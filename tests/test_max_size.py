@@ -387,9 +387,9 @@ class TestCost:
             session,
             "INSERT INTO fairqueue.message (channel) SELECT 'c' || (1 + g % 100) FROM generate_series(1, 20000) g",
         )
-        sql(session, "ALTER TABLE fairqueue.message DISABLE TRIGGER message_bounded")
+        sql(session, "ALTER TABLE fairqueue.message DISABLE TRIGGER message_enqueued")
         put(session, "b1", 20_000)
-        sql(session, "ALTER TABLE fairqueue.message ENABLE TRIGGER message_bounded")
+        sql(session, "ALTER TABLE fairqueue.message ENABLE TRIGGER message_enqueued")
         sql(session, "UPDATE fairqueue.channel SET overflow = 'drop'")
         watched = Watched(raw(database_url))
         for channel, count, read in [("c7", 1, 0), ("c7", 1000, 0), ("b2", 1, 1), ("b2", 2, 3), ("b1", 10, 17)]:

@@ -111,7 +111,7 @@ class TestRoads:
             assert differences(connection) == []
             for change in (
                 "message ALTER dequeue_at SET DEFAULT 0",
-                "message DROP CONSTRAINT message_cost_range",
+                "message DROP CONSTRAINT message_valid",
                 "lane ALTER since TYPE numeric",
             ):
                 connection.execute(text(f"ALTER TABLE fairqueue.{change}"))

@@ -167,14 +167,10 @@ class Message(TypedMessage[Any]):
     __tablename__ = "message"
     __table_args__ = (
         PrimaryKeyConstraint("id", name="message_pkey"),
-        CheckConstraint("char_length(queue) BETWEEN 1 AND 255", name="message_queue_length"),
-        CheckConstraint("char_length(channel) BETWEEN 1 AND 255", name="message_channel_length"),
-        CheckConstraint("char_length(key) BETWEEN 1 AND 255", name="message_key_length"),
-        CheckConstraint("cost > 0 AND cost <= 1000000", name="message_cost_range"),
-        CheckConstraint("max_attempts >= 1", name="message_max_attempts_range"),
-        CheckConstraint(f"backoff >= 0 AND backoff <= {_YEAR}", name="message_backoff_range"),
-        CheckConstraint("pg_column_size(payload) <= 67108864", name="message_payload_size"),
-        CheckConstraint("octet_length(body) <= 67108864", name="message_body_size"),
+        CheckConstraint(
+            f"{DEFAULT_SCHEMA}.message_valid(queue, channel, key, payload, body, cost, max_attempts, backoff)",
+            name="message_valid",
+        ),
         Index(
             "message_ready",
             "queue",

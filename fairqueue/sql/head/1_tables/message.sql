@@ -33,14 +33,7 @@ CREATE TABLE message (
     error            text,
     created_at       timestamptz      NOT NULL DEFAULT clock(),
     CONSTRAINT message_pkey PRIMARY KEY (id),
-    CONSTRAINT message_queue_length CHECK (char_length(queue) BETWEEN 1 AND 255),
-    CONSTRAINT message_channel_length CHECK (char_length(channel) BETWEEN 1 AND 255),
-    CONSTRAINT message_key_length CHECK (char_length(key) BETWEEN 1 AND 255),
-    CONSTRAINT message_cost_range CHECK (cost > 0 AND cost <= 1000000),
-    CONSTRAINT message_max_attempts_range CHECK (max_attempts >= 1),
-    CONSTRAINT message_backoff_range CHECK (backoff >= 0 AND backoff <= 31557600),
-    CONSTRAINT message_payload_size CHECK (pg_column_size(payload) <= 67108864),
-    CONSTRAINT message_body_size CHECK (octet_length(body) <= 67108864)
+    CONSTRAINT message_valid CHECK (message_valid(queue, channel, key, payload, body, cost, max_attempts, backoff))
 );
 
 -- A channel's ready messages in their order: what a dequeue probes, from the lane's head on.

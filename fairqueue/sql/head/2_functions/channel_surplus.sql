@@ -1,6 +1,6 @@
 -- How many of the messages that a statement has just put into a channel are beyond its max_size; 0 where it has none.
 --
--- Called by bound_enqueued. Counted are the ready messages of the channel, scheduled ones included, as this transaction
+-- Called by message_arrive. Counted are the ready messages of the channel, scheduled ones included, as this transaction
 -- sees them: what others have put in and not yet committed comes on top, so n open transactions that put in k each may
 -- overshoot by n * k. No more than max_size + entered index entries are read.
 -- Raises SQLSTATE QF001 instead where the channel's overflow is 'reject'.
@@ -21,7 +21,7 @@ DECLARE
     v_ready bigint;
     v_overflow text;
 BEGIN
-    -- By the indexes that hold only what is bounded: see bound_enqueued.
+    -- By the indexes that hold only what is bounded: see message_arrive.
     SELECT c.max_size INTO v_max_size FROM channel c
     WHERE ARRAY[c.queue, c.name] = ARRAY[v_queue, v_channel] AND c.max_size IS NOT NULL;
     IF NOT FOUND THEN

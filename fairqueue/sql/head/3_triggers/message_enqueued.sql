@@ -1,5 +1,5 @@
--- Enqueueing signals the channels: once a statement, so that bulk inserts and COPY cost one signal a channel.
+-- Enqueueing, once a statement, so that bulk inserts and COPY cost one signal a channel.
 CREATE TRIGGER message_enqueued
 AFTER INSERT ON message
 REFERENCING NEW TABLE AS new_messages
-FOR EACH STATEMENT EXECUTE FUNCTION signal_enqueued();
+FOR EACH STATEMENT EXECUTE FUNCTION message_arrive();

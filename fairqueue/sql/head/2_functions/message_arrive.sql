@@ -1,0 +1,77 @@
+-- Trigger function of message_enqueued: what an INSERT into message entails, however many rows it has.
+--
+-- One signal for each channel, for the scheduler; one notification for each queue that workers wait for; and a channel
+-- with a max_size takes in no more: with overflow 'reject' the statement fails (see channel_surplus), with 'drop' those
+-- of its messages that come last are taken out again, which their history says. A message that has been leased before
+-- is one put back from the dead: it is never refused, as those that fail or are deferred aren't.
+--
+-- Locks: none that anybody waits for, but for notifications (queue_notify). It appends rows. Whether a channel is
+-- bounded is looked up in two indexes that hold only what is, so that enqueueing elsewhere reads nothing that others
+-- write, and adds no dependency that could fail a serializable transaction. They are on arrays so that no other index
+-- could be taken for them.
+CREATE FUNCTION message_arrive() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path FROM CURRENT
+SET enable_seqscan = off
+AS $$
+DECLARE
+    v_queue text;
+    v_last_queue text;
+    v_channel text;
+    v_last_channel text;
+    v_dequeue_at bigint;
+    v_id bigint;
+    v_bounded boolean;
+    v_idle boolean;
+    v_full record;
+BEGIN
+    SELECT min(n.queue), max(n.queue), min(n.channel), max(n.channel), min(n.dequeue_at), min(n.id)
+    INTO v_queue, v_last_queue, v_channel, v_last_channel, v_dequeue_at, v_id
+    FROM new_messages n;
+
+    IF v_queue = v_last_queue AND v_channel = v_last_channel THEN
+        -- The same as below for a single channel, in half the time.
+        INSERT INTO signal (queue, channel, dequeue_at, message_id, urgent)
+        VALUES (v_queue, v_channel, v_dequeue_at, v_id, false)
+        RETURNING coalesce(
+            (SELECT true FROM channel c
+             WHERE ARRAY[c.queue, c.name] = ARRAY[v_queue, v_channel] AND c.max_size IS NOT NULL),
+            (SELECT true FROM queue q WHERE ARRAY[q.name] = ARRAY[v_queue] AND q.channel_max_size IS NOT NULL),
+            false) INTO v_bounded;
+        v_idle := queue_notify(v_queue);
+    ELSE
+        INSERT INTO signal (queue, channel, dequeue_at, message_id, urgent)
+        SELECT n.queue, n.channel, min(n.dequeue_at), min(n.id), false
+        FROM new_messages n
+        GROUP BY n.queue, n.channel;
+        PERFORM queue_notify(q.queue) FROM (SELECT DISTINCT n.queue FROM new_messages n) q;
+        -- Scalar subqueries, as EXISTS might be answered by hashing all that is bounded.
+        SELECT bool_or(coalesce(
+            (SELECT true FROM channel c
+             WHERE ARRAY[c.queue, c.name] = ARRAY[e.queue, e.channel] AND c.max_size IS NOT NULL),
+            (SELECT true FROM queue q WHERE ARRAY[q.name] = ARRAY[e.queue] AND q.channel_max_size IS NOT NULL),
+            false)) INTO v_bounded
+        FROM (SELECT DISTINCT n.queue, n.channel FROM new_messages n) e;
+    END IF;
+    IF v_bounded THEN
+        FOR v_full IN
+            SELECT e.queue, e.channel, channel_surplus(e.queue, e.channel, e.entered) AS surplus
+            FROM (
+                SELECT n.queue, n.channel, count(*) AS entered FROM new_messages n
+                WHERE n.attempt = 0
+                GROUP BY n.queue, n.channel) e
+        LOOP
+            CONTINUE WHEN v_full.surplus = 0;
+            PERFORM message_finish(array_agg(l.id), 'dropped', 'the channel was full')
+            FROM (
+                SELECT n.id FROM new_messages n
+                WHERE n.queue = v_full.queue AND n.channel = v_full.channel AND n.attempt = 0
+                ORDER BY n.dequeue_at DESC, n.id DESC
+                LIMIT v_full.surplus) l;
+        END LOOP;
+    END IF;
+    RETURN NULL;
+END
+$$;
+
+REVOKE EXECUTE ON FUNCTION message_arrive FROM PUBLIC;
