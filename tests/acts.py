@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime, timedelta
 
 import psycopg
 from psycopg.rows import TupleRow
@@ -9,7 +10,9 @@ from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
+from fairqueue.testing import Clock
 
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 TABLES = ", ".join(
     f"fairqueue.{name}"
     for name in ("message", "dead_message", "history", "channel", "queue", "lane", "rotation", "signal")
@@ -77,27 +80,18 @@ def clock(session: Session) -> int:
 
 
 def stop_clock(engine: Engine, at: int) -> None:
-    """Time travel: let the queue go by a clock that stands at `at`, in Unix milliseconds."""
-    with engine.begin() as connection:
-        connection.execute(text("CREATE TABLE IF NOT EXISTS public.stopped_clock (at timestamptz)"))
-        connection.execute(text("TRUNCATE public.stopped_clock"))
-        connection.execute(
-            text("INSERT INTO public.stopped_clock SELECT timestamptz 'epoch' + :at * interval '1 millisecond'"),
-            {"at": at},
-        )
-        connection.execute(
-            text(
-                "CREATE OR REPLACE FUNCTION fairqueue.clock() RETURNS timestamptz LANGUAGE sql VOLATILE PARALLEL SAFE"
-                " RETURN (SELECT c.at FROM public.stopped_clock c)"
-            )
-        )
+    """Time travel: let the queue go by a clock that stands at `at`, in Unix milliseconds, for the rest of the test."""
+    clock = Clock(engine).__enter__()
+    clock.freeze()
+    clock.move_to(EPOCH + timedelta(milliseconds=at))
 
 
 def move_clock(session: Session, at: int) -> None:
     """Set the clock that stop_clock stopped."""
-    moved = text("UPDATE public.stopped_clock SET at = timestamptz 'epoch' + :at * interval '1 millisecond'")
-    session.execute(moved, {"at": at})
     session.commit()
+    engine = session.get_bind()
+    assert isinstance(engine, Engine)
+    Clock(engine).move_to(EPOCH + timedelta(milliseconds=at))
 
 
 def wait_until(condition: Callable[[], object], deadline: float = 30) -> None:

@@ -1,0 +1,68 @@
+"""Databases for tests: cloned from a template, thrown away afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import secrets
+from collections.abc import Iterator
+from typing import LiteralString, Self
+
+import psycopg
+from psycopg.sql import SQL, Composable, Identifier, Literal
+from sqlalchemy import make_url
+
+__all__ = ["COMMENT", "Databases"]
+
+#: How :class:`fairqueue.testing.Clock` knows a database whose time may be moved.
+COMMENT = "made by fairqueue.testing"
+
+
+class Databases:
+    """Makes databases on a server, and drops them.
+
+    :param url: an SQLAlchemy URL of any database there, of a role that may create others.
+    :param prefix: what their names begin with. None: something that no other process uses, so that any number of them
+        can share the server.
+    """
+
+    def __init__(self, url: str, prefix: str | None = None) -> None:
+        self._url = make_url(url)
+        self._prefix = prefix or f"fairqueue_test_{secrets.token_hex(4)}"
+        self._numbers = itertools.count(1)
+        self._finished: list[str] = []
+        libpq = self._url.set(drivername="postgresql").render_as_string(hide_password=False)
+        self._admin = psycopg.connect(libpq, autocommit=True)
+        # Copying files is the quicker way only where nothing has to be synchronised to disk.
+        unsafe = self._admin.execute("SHOW fsync").fetchone() == ("off",)
+        self._strategy = SQL("STRATEGY file_copy" if unsafe and self._admin.info.server_version >= 150000 else "")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._admin:  # and close it
+            self._drop_finished()
+
+    @contextlib.contextmanager
+    def create(self, template: str) -> Iterator[str]:
+        """The SQLAlchemy URL of a new database, good within the block; a copy of ``template``, which nobody may use."""
+        self._drop_finished()
+        name = f"{self._prefix}_{next(self._numbers)}"
+        self._execute("CREATE DATABASE {name} TEMPLATE {template} {strategy}", name, template=Identifier(template))
+        try:
+            self._execute("COMMENT ON DATABASE {name} IS {comment}", name, comment=Literal(COMMENT))
+            # So that no test hangs for ever, whoever connects.
+            self._execute("ALTER DATABASE {name} SET lock_timeout = '30s'", name)
+            self._execute("ALTER DATABASE {name} SET statement_timeout = '120s'", name)
+            yield self._url.set(database=name).render_as_string(hide_password=False)
+        finally:
+            self._finished.append(name)
+
+    def _drop_finished(self) -> None:
+        """One test late: right after it, its backends may still be on their way out, and DROP would wait."""
+        while self._finished:
+            self._execute("DROP DATABASE {name} WITH (FORCE)", self._finished.pop())
+
+    def _execute(self, statement: LiteralString, name: str, **parts: Composable) -> None:
+        self._admin.execute(SQL(statement).format(name=Identifier(name), strategy=self._strategy, **parts))

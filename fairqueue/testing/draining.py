@@ -1,0 +1,224 @@
+"""Running handlers here and now: no worker, no thread, no waiting.
+
+::
+
+    import fairqueue as fq
+    from fairqueue.testing import drain
+
+    def convert(message, session):                      # or a fq.Worker, with all that its handler was told
+        if message.payload["pages"] > 1:
+            fq.enqueue(session, message.channel, {"pages": message.payload["pages"] - 1})
+
+    fq.enqueue(session, "acme", {"pages": 2})
+    drained = drain(session, convert)
+    assert [(message.payload["pages"], outcome) for message, outcome in drained] == [(2, "completed"), (1, "completed")]
+    session.rollback()
+
+With an AsyncSession or AsyncEngine it is ``await drain(...)``, and handlers may be async.
+
+**A session** is drained in its own open transaction: messages needn't be committed, each handler works in a savepoint,
+and nothing is committed. So it fits tests that roll everything back. Until that transaction ends nobody else can
+dequeue from the queue, and what a handler does on connections of its own doesn't see it.
+
+**An engine** is drained as a worker does it: each message is leased, handled and completed in committed transactions.
+
+**Failures.** An exception of a handler is raised here as soon as the database knows of it, because that is what a test
+wants to hear of. Those that the worker expects (``dead=``, ``cancel=``), and decisions such as ``fq.Retry``, are none.
+With ``raises=False`` a failed message is tried again as it would be: when its backoff is over, which takes a
+:class:`fairqueue.testing.Clock` and another drain.
+
+Limitations: one message after the other, so nothing is seen of handlers that get in each other's way. A session has to
+be READ COMMITTED; if another connection is dequeueing from the queue at that moment, there is nothing to be had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, overload
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker
+from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.util import await_only
+
+from fairqueue.consuming import dequeue
+from fairqueue.errors import FairqueueError, InvalidValue
+from fairqueue.leases import LeasedMessage, Outcome
+from fairqueue.models import Message, TypedMessage
+from fairqueue.models.base import check_count, check_flag, check_name
+from fairqueue.worker import Handled, Handler, Worker, apply
+
+if TYPE_CHECKING:
+    from fairqueue.producing import AnyAsyncSession, SyncSession
+
+    Drained = list[tuple[LeasedMessage[Any], Outcome]]
+
+__all__ = ["drain"]
+
+_LEASE = 3600  # long enough for whoever stops at a breakpoint
+
+
+@overload
+def drain(
+    where: SyncSession | Engine,
+    handler: Worker | Callable[..., Any],
+    *,
+    queue: str | None = None,
+    raises: bool = True,
+    limit: int = 1000,
+) -> Drained: ...
+@overload
+def drain(
+    where: AnyAsyncSession | AsyncEngine,
+    handler: Worker | Callable[..., Any],
+    *,
+    queue: str | None = None,
+    raises: bool = True,
+    limit: int = 1000,
+) -> Awaitable[Drained]: ...
+def drain(
+    where: Any,
+    handler: Worker | Callable[..., Any],
+    *,
+    queue: str | None = None,
+    raises: bool = True,
+    limit: int = 1000,
+) -> Any:
+    """Handle messages, also those that handlers enqueue, until none is eligible any more.
+
+    :param where: a Session, whose transaction everything happens in, or an Engine, with transactions that are
+        committed. For an AsyncSession or AsyncEngine, an awaitable is returned.
+    :param handler: a :class:`fairqueue.Worker`, or a function ``f(message)`` or ``f(message, session)``. It gets a
+        session of ``where``: made by the worker's ``session`` (``async_session``) where that is a sessionmaker, else a
+        plain one.
+    :param queue: which queue; None: the worker's, for a function ``"default"``.
+    :param raises: raise what a handler raises, once the failure is in the database. False: go on with the others.
+    :param limit: how many messages at most, so that a handler which enqueues for ever doesn't.
+    :returns: each message and what became of it, in the order in which they were handled. A session's objects are
+        expired then, as after a commit.
+    :raises FairqueueError: if there are more than ``limit``. Those have been handled.
+    """
+    __tracebackhide__ = True
+    if hasattr(where, "registry"):
+        where = where()  # the one that a scoped_session or async_scoped_session stands for
+    draining = _draining(handler, queue, raises, limit)
+    if isinstance(where, Engine):
+        return draining.run(where)
+    if isinstance(where, Session):
+        return draining.run_in(where)
+    if isinstance(where, AsyncEngine):
+        return _drain_async_engine(where, draining)
+    if isinstance(where, AsyncSession):
+        return _drain_async_session(where, draining)
+    raise InvalidValue(f"where must be a Session or Engine, or an AsyncSession or AsyncEngine, not {where!r}")
+
+
+@dataclass(frozen=True)
+class _Draining:
+    handler: Handler
+    queue: str
+    message_type: type[TypedMessage[Any]]
+    make_session: Callable[..., Session]
+    make_async_session: Callable[..., AsyncSession]
+    raises: bool
+    limit: int
+
+    def run(self, bind: Engine | Connection, async_bind: AsyncEngine | AsyncConnection | None = None) -> Drained:
+        __tracebackhide__ = True
+        if self.handler.is_async and async_bind is None:
+            raise InvalidValue(f"{self.handler.name} is async: await drain() with an AsyncSession or AsyncEngine")
+        drained: Drained = []
+        while message := self.lease(bind, last=len(drained) == self.limit):
+            handled = self.handle(message, bind, async_bind)
+            outcome = handled.outcome
+            if outcome is None:
+                with _session(bind) as session:
+                    (outcome,) = apply(session, [(message, handled.decision)])
+                    session.commit()
+            drained.append((message, outcome))
+            error = handled.error
+            if self.raises and error is not None and not isinstance(error, self.handler.dead + self.handler.cancel):
+                error.add_note(
+                    f"Raised by {self.handler.name} for message {message.id} of channel {message.channel!r}, attempt"
+                    f" {message.attempt}; outcome: {outcome}"
+                )
+                trace = error.__traceback__
+                raise error.with_traceback(trace and trace.tb_next)  # without the frame that caught it
+        return drained
+
+    def run_in(self, session: Session, connection: AsyncConnection | None = None) -> Drained:
+        """In the session's transaction, in savepoints."""
+        __tracebackhide__ = True
+        session.flush()
+        try:
+            return self.run(session.connection(), connection)
+        finally:
+            if session.expire_on_commit:
+                session.expire_all()
+
+    def lease(self, bind: Engine | Connection, *, last: bool) -> LeasedMessage[Any] | None:
+        statement = dequeue(lease=_LEASE, queue=self.queue, worker="drain", message_type=self.message_type)
+        with _session(bind) as session:
+            message = session.scalars(statement).one_or_none()
+            if message is not None and last:
+                session.rollback()
+                raise FairqueueError(
+                    f"queue {self.queue!r} has more messages after the {self.limit} that were handled: a handler that"
+                    " goes on enqueueing or deferring? else drain with a higher limit"
+                )
+            session.commit()
+        return message
+
+    def handle(
+        self, message: LeasedMessage[Any], bind: Engine | Connection, async_bind: AsyncEngine | AsyncConnection | None
+    ) -> Handled:
+        __tracebackhide__ = True
+        if not self.handler.is_async:
+            return self.handler.run(message, partial(_session, bind, self.make_session))
+        sessions = partial(self.make_async_session, bind=async_bind, join_transaction_mode="create_savepoint")
+        handled: Handled = await_only(self.handler.run_async(message, sessions))  # we are in SQLAlchemy's greenlet
+        return handled
+
+
+async def _drain_async_engine(engine: AsyncEngine, draining: _Draining) -> Drained:
+    __tracebackhide__ = True
+    async with AsyncSession(engine) as session:
+        return await session.run_sync(lambda _: draining.run(engine.sync_engine, engine))
+
+
+async def _drain_async_session(session: AsyncSession, draining: _Draining) -> Drained:
+    __tracebackhide__ = True
+    return await session.run_sync(draining.run_in, await session.connection())
+
+
+def _session(bind: Engine | Connection, make: Callable[..., Session] = Session) -> Session:
+    return make(bind=bind, join_transaction_mode="create_savepoint")
+
+
+def _draining(given: Worker | Callable[..., Any], queue: str | None, raises: bool, limit: int) -> _Draining:
+    message_type: type[TypedMessage[Any]] = Message
+    make_session: Callable[..., Session] = Session
+    make_async_session: Callable[..., AsyncSession] = partial(AsyncSession, expire_on_commit=False)
+    if isinstance(given, Worker):
+        message_type = given.message_type
+        if given.registered is None:
+            raise FairqueueError(f"the worker of queue {given.queue!r} has no handler: decorate one with @handler")
+        queue = given.queue if queue is None else queue
+        if isinstance(given.session, sessionmaker):
+            make_session = given.session
+        if isinstance(given.async_session, async_sessionmaker):
+            make_async_session = given.async_session
+        handler = given.registered
+    else:
+        handler = Handler(given)
+    return _Draining(
+        handler,
+        check_name("queue", "default" if queue is None else queue),
+        message_type,
+        make_session,
+        make_async_session,
+        check_flag("raises", raises),
+        check_count("limit", limit, 1),
+    )
