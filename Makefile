@@ -9,7 +9,7 @@ ready := .venv/.ready
 install := -m pip install --quiet --disable-pip-version-check --no-compile
 
 .DEFAULT_GOAL := help
-.PHONY: help test soak demo lint types check matrix lock clean
+.PHONY: help test soak demo example lint types check matrix lock clean
 
 help:  ## this text
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,6 +23,9 @@ soak: $(ready)  ## the random tests for longer: EXAMPLES=2000 of the state machi
 
 demo: $(ready)  ## see fair queueing at work; TENANTS=20 FILES=folder take other input
 	$(python) -m fairqueue.demo $(if $(TENANTS),--tenants "$(TENANTS)") $(if $(FILES),--files "$(FILES)")
+
+example: $(ready)  ## open the shop of examples/shop: Flask, FastAPI and workers on one database
+	$(python) -m examples.shop
 
 lint: $(ready)  ## ruff: rules and format
 	$(python) -m ruff check

@@ -21,12 +21,14 @@ and the channels take turns. Parts:
 * :mod:`fairqueue.producing`: ``enqueue``, ``enqueue_many``, ``enqueue_copy``, ``enqueue_unique``
 * :mod:`fairqueue.worker`: ``Worker``, which does this for you, and ``Retry``, ``Defer``, ``Cancel``, ``DeadLetter``
 * :mod:`fairqueue.consuming`: ``dequeue``, ``complete``, ``fail``, ``defer``, ``heartbeat``, ``cancel``, ``redrive``
-* :mod:`fairqueue.checking`: ``check``
+* :mod:`fairqueue.checking`: ``check``; :mod:`fairqueue.status`: what stands in queues and channels
 * :mod:`fairqueue.waiting`: ``wait_for``, ``ending``
 * :mod:`fairqueue.installation`, :mod:`fairqueue.schema`, :mod:`fairqueue.alembic`: into the database and out again
 * :mod:`fairqueue.policies`: ``pause``, ``resume``
 * :mod:`fairqueue.roles`: who may do what in the database
 * :mod:`fairqueue.payloads`: typed payloads
+* :mod:`fairqueue.cli`, :mod:`fairqueue.flask`, :mod:`fairqueue.fastapi`, :mod:`fairqueue.testing`: for the command line,
+  the web, and your tests
 * ``fairqueue/sql/head``: the queue itself, in plpgsql
 
 Names are loaded when they are first used: Alembic imports this package in every program that uses Alembic, for the

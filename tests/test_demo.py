@@ -15,10 +15,11 @@ import psycopg
 import pytest
 from pytest_postgresql.executors import NoopExecutor
 
+from fairqueue.cli.program import program
 from fairqueue.demo import figures, load, queues, report, run, tables, worker
-from fairqueue.demo.__main__ import main
+from fairqueue.demo.command import demo
 from fairqueue.demo.work import examine
-from tests.fixtures.databases import Databases
+from fairqueue.testing._databases import Databases
 from tests.fixtures.postgres import libpq
 
 COMMAND = [sys.executable, "-m", "fairqueue.demo"]
@@ -167,7 +168,7 @@ def test_a_bad_option_is_named_in_one_line(
     options: list[str], named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
-        main([option.format(empty=tmp_path) for option in options])
+        demo.main([option.format(empty=tmp_path) for option in options])
     output, errors = capsys.readouterr()
     assert output == ""
     assert errors.count("\n") == 1
@@ -180,11 +181,24 @@ def test_a_database_out_of_reach_is_one_line(
 ) -> None:
     (tmp_path / "file").write_text("text")
     monkeypatch.setenv("FAIRQUEUE_DSN", dsn)
-    assert main(["--files", str(tmp_path), "--picture", str(tmp_path / "waits.png")]) == 1
+    with pytest.raises(SystemExit, match="1"):
+        demo.main(["--files", str(tmp_path), "--picture", str(tmp_path / "waits.png")])
     output, errors = capsys.readouterr()
     assert output == ""
     assert errors.count("\n") == 1
-    assert errors.startswith("fairqueue.demo: ")
+    assert errors.startswith("fairqueue: ")
+
+
+def test_the_command_line_has_the_same_demo(tmp_path: Path) -> None:
+    """With a database that is named there; DATABASE_URL is the application's, and not for demos."""
+    (tmp_path / "file").write_text("text")
+    options = ["--files", str(tmp_path), "--picture", str(tmp_path / "waits.png")]
+    command = [sys.executable, "-m", "fairqueue.cli", "--dsn", "postgresql://nobody@/nowhere?host=/nowhere", "demo"]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("fairqueue: ")
+    assert "/nowhere" in done.stderr
+    assert program.commands["demo"] is demo
 
 
 def test_a_quiet_tenant_is_served_in_the_first_round(empty_database_url: str, tmp_path: Path) -> None:

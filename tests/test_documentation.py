@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import os
 import re
 import sys
 import textwrap
@@ -14,11 +15,14 @@ import alembic.command
 import alembic.config
 import psycopg
 import pytest
-from sqlalchemy import ForeignKey
+from click.testing import CliRunner
+from sqlalchemy import Engine, ForeignKey
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, relationship
 
 import fairqueue as fq
 from fairqueue import schedule
+from fairqueue.cli.program import program
+from fairqueue.testing import drain
 from tests.fixtures.postgres import libpq
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -41,7 +45,7 @@ def project(tmp_path: Path, empty_database_url: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("DATABASE_URL", empty_database_url)
     yield tmp_path
     for name in set(sys.modules) - before:
-        if name in {"models", "app", "worker", "api"}:
+        if name in {"models", "app", "worker", "api", "limits"}:
             del sys.modules[name]
 
 
@@ -82,11 +86,33 @@ def test_readme_with_flask(project: Path) -> None:
     client = app.app.test_client()
     assert [client.post("/acme/documents", data="one two three").status_code for _ in range(3)] == [202] * 3
     assert client.post("/globex/documents", data="four").status_code == 202
-    assert worker.run_once() == 4
-    assert worker.run_once() == 0
+    assert len(drain(models.engine, worker.app)) == 4
     with Session(models.engine) as session:
         assert sorted(words for (words,) in session.query(models.Document.words)) == [1, 3, 3, 3]
+    load("limits")
+    look()
     models.engine.dispose()
+
+
+def look() -> None:
+    """README's console block of the command line."""
+    (block,) = [code for _, code in blocks(README, "console") if "fairqueue status" in code]
+    commands = re.findall(r"^\$ fairqueue (.*)$", block, re.MULTILINE)
+    assert len(commands) == 3
+    for command in commands:
+        result = CliRunner().invoke(program, ["--dsn", os.environ["DATABASE_URL"], *command.split()])
+        assert result.exit_code == 0, result.output
+
+
+def test_workers_page(engine: Engine) -> None:
+    (code,) = [code for _, code in blocks((ROOT / "docs" / "workers.md").read_text("utf-8"), "python")]
+    known: dict[str, Any] = {"engine": engine}
+    exec(compile(code, "workers.md", "exec"), known)  # noqa: S102
+    with Session(engine) as session:
+        fq.enqueue(session, "acme", {"path": "a.pdf"})
+        session.commit()
+    outcomes = [str(outcome) for _, outcome in drain(engine, known["app"])]
+    assert outcomes == ["deferred", "deferred", "deferred", "completed"]
 
 
 async def test_readme_with_fastapi(project: Path, anyio_backend: str) -> None:
@@ -99,7 +125,7 @@ async def test_readme_with_fastapi(project: Path, anyio_backend: str) -> None:
         answer = await client.post("/acme/documents", params={"text": "one two"})
     assert answer.status_code == 202
     await api.engine.dispose()
-    assert worker.run_once() == 1
+    assert len(drain(models.engine, worker.app)) == 1
     with Session(models.engine) as session:
         assert [words for (words,) in session.query(models.Document.words)] == [2]
     models.engine.dispose()
@@ -132,6 +158,8 @@ def test_doctests() -> None:
     [
         *("fairqueue", "fairqueue.producing", "fairqueue.consuming", "fairqueue.leases", "fairqueue.waiting"),
         *("fairqueue.models", "fairqueue.payloads", "fairqueue.policies", "fairqueue.errors", "fairqueue.checking"),
+        *("fairqueue.status", "fairqueue.cli"),
+        *("fairqueue.testing", "fairqueue.testing.clock", "fairqueue.testing.messages", "fairqueue.testing.draining"),
     ],
 )
 def test_docstring_examples(name: str, engine: Any) -> None:
@@ -163,6 +191,7 @@ def test_docstring_examples(name: str, engine: Any) -> None:
     assert examples
     with Session(engine) as session:
         known["session"] = session
-        for code in examples:
-            exec(compile(code.replace("Invoice(...)", "Invoice()"), name, "exec"), known)  # noqa: S102
+        for example in examples:
+            code = example.replace("Invoice(...)", "Invoice()").replace("shop_test", engine.url.database)
+            exec(compile(code, name, "exec"), known)  # noqa: S102
             session.rollback()

@@ -4,7 +4,8 @@ The same load goes through a queue in arrival order (``FOR UPDATE SKIP LOCKED``,
 through fairqueue: the same worker processes do the same work on the same files. At the end stand a table, a
 picture, and the proof in SQL that each file was done exactly once.
 
-* ``__main__.py``: the options; from the first line to the last
+* ``command.py``: the options
+* ``show.py``: from the first line to the last
 * ``load.py``: the files, and who uploads which
 * ``work.py``: what is done with a file
 * ``tables.py``: the application's tables and the migration that installs them together with fairqueue

@@ -29,6 +29,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from fairqueue import _url
 from fairqueue.embedded._files import (
     EmbeddedError,
     held,
@@ -112,10 +113,10 @@ def database_url(*, durable: bool = False) -> Iterator[str]:
 
 def sqlalchemy_url(dsn: str) -> str:
     """`dsn` in SQLAlchemy's spelling: postgres:// and postgresql:// become postgresql+psycopg://."""
-    scheme, separator, rest = dsn.partition("://")
-    if not separator or scheme not in {"postgres", "postgresql", "postgresql+psycopg"}:
-        raise EmbeddedError("A database URL must begin with postgresql:// or postgresql+psycopg://.")
-    return f"postgresql+psycopg://{rest}"
+    try:
+        return _url.sqlalchemy_url(dsn)
+    except ValueError as error:
+        raise EmbeddedError(str(error)) from error
 
 
 def _scratch(*, in_memory: bool) -> Path:

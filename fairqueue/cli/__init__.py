@@ -1,0 +1,59 @@
+"""The command line: ``fairqueue --help``. Needs ``pip install 'fairqueue[cli]'``.
+
+Another command line, such as Flask's, may have the same commands for a database of its own::
+
+    import click
+    from fairqueue.cli import Target, commands
+
+    @click.group()
+    @click.pass_context
+    def queue(context: click.Context) -> None:
+        context.obj = Target(engine, schema="fairqueue")
+
+    for command in commands:
+        queue.add_command(command)
+
+* ``program.py``: the group of all commands, and ``commands``, those that work on a :class:`Target`
+* ``base.py``: what the commands have in common: errors in one line, exit codes
+* ``target.py``: the database that a command works on
+* ``errors.py``: what an error means, and the way out
+* ``output.py``: tables, JSON, and text that is safe on a terminal
+* ``status.py``, ``channels.py``, ``messages.py``, ``database.py``: commands by topic
+* ``worker.py``, ``processes.py``: running workers, in this process or in several
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from .program import commands
+    from .target import Target
+
+__all__ = ["Target", "commands", "main"]
+
+
+def main() -> NoReturn:
+    """The console script: runs the command line of this process and exits with its code."""
+    try:
+        from .program import program
+    except ModuleNotFoundError as error:
+        if error.name != "click":
+            raise
+        sys.exit("fairqueue: click is not installed; pip install 'fairqueue[cli]'")
+    program.main(prog_name="fairqueue")
+    raise AssertionError("the program has exited")
+
+
+def __getattr__(name: str) -> Any:
+    # Not at once: without click the console script still has to say what is missing.
+    if name == "commands":
+        from .program import commands
+
+        return commands
+    if name == "Target":
+        from .target import Target
+
+        return Target
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,128 @@
+"""What all commands have in common: an error is one line on stderr, and the exit code says what it was.
+
+==== ===================================================================================================
+0    fine
+1    what was asked about is not fine, or could not be done: a difference was found, a message was not
+     found, the database refused
+2    the command line is wrong, or a value in it
+130  stopped by Ctrl-C
+==== ===================================================================================================
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import IO, Any, NoReturn
+
+import click
+from click.exceptions import Exit
+
+__all__ = ["EXIT_CODES", "INTERRUPTED", "Command", "Failed", "Group", "Invalid"]
+
+INTERRUPTED = 130
+
+EXIT_CODES = """\
+\b
+Exit codes:
+  0    fine
+  1    what was asked about is not fine, or could not be done
+  2    the command line is wrong, or a value in it
+  130  stopped by Ctrl-C
+"""
+
+# click 8.2 and later
+_NoArguments: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
+
+
+class Failed(click.ClickException):
+    """The command could not do what it was asked to; the message says why and what to do, in one line."""
+
+    exit_code = 1
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        _complain(self.message, file)
+
+
+class Invalid(Failed):
+    """A value on the command line, or in the environment, can't be."""
+
+    exit_code = 2
+
+
+class _Program(click.Command):
+    """Complains in one line, without the usage."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        try:
+            code = super().main(
+                args, prog_name, complete_var, standalone_mode=False, windows_expand_args=windows_expand_args, **extra
+            )
+        except (click.Abort, click.ClickException) as error:
+            if not standalone_mode:
+                raise
+            _exit(error)
+        if not standalone_mode:
+            return code
+        sys.exit(code or 0)
+
+
+class Command(_Program):
+    """A command whose known errors are one line on stderr. Its callback returns nothing."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise Exit(INTERRUPTED) from None
+        except (click.ClickException, click.Abort, Exit):
+            raise
+        except Exception as error:
+            from .errors import explained
+
+            failure = explained(error)
+            if failure is None:
+                raise
+            raise failure from error
+
+
+class Group(_Program, click.Group):
+    """A group of such commands."""
+
+    command_class = Command
+    group_class = type
+
+
+def _exit(error: click.Abort | click.ClickException) -> NoReturn:
+    if isinstance(error, click.Abort):
+        sys.exit(INTERRUPTED)
+    if isinstance(error, click.UsageError) and not isinstance(error, _NoArguments):
+        _complain(_usage_line(error))
+    else:
+        error.show()
+    sys.exit(error.exit_code)
+
+
+def _usage_line(error: click.UsageError) -> str:
+    message = error.format_message()
+    if isinstance(error, click.BadParameter) and not isinstance(error, click.MissingParameter):
+        hint = error.param_hint or (error.param.get_error_hint(error.ctx) if error.param and error.ctx else None)
+        if hint:
+            names = hint if isinstance(hint, str) else ", ".join(hint)
+            message = f"{names.replace(chr(39), '')}: {error.message}"
+    way_out = f"; see `{error.ctx.command_path} --help`" if error.ctx else ""
+    return message.rstrip(".") + way_out
+
+
+def _complain(message: str, file: IO[Any] | None = None) -> None:
+    from .output import printable
+
+    click.echo(f"fairqueue: {printable(' '.join(message.split()))}", file=file, err=file is None)

@@ -1,0 +1,62 @@
+"""What an error means to somebody at a command line, and the way out; in one line, without passwords."""
+
+from __future__ import annotations
+
+from sqlalchemy.exc import ArgumentError, DBAPIError
+
+from fairqueue.errors import FairqueueError, InvalidValue
+
+from .base import Failed, Invalid
+
+__all__ = ["explained"]
+
+# Of libpq and of the server, by what they say: a connection that fails has no code.
+_CONNECTION = {
+    "password": "check the user and the password of the database URL",
+    "no pg_hba.conf entry": "the server lets this user in from elsewhere only: ask its administrator",
+    "does not exist": "check the database URL",
+    "timeout": "check the host and the port of the database URL",
+    "refused": "check the host and the port of the database URL, and that the server runs",
+    "No such file": "check the host and the port of the database URL, and that the server runs",
+    "translate host name": "check the host of the database URL",
+    "resolve host": "check the host of the database URL",
+}
+_WAYS_OUT = {
+    "42501": "the owner of the queue's schema can give rights: `fairqueue grant ROLE observer` to look at it,"
+    " `fairqueue grant ROLE operator` to change it",
+    "42704": "create it first",
+    "55P03": "try again",
+    "57014": "try again, or raise statement_timeout",
+    "40001": "try again",
+    "40P01": "try again",
+}
+
+
+def explained(error: Exception) -> Failed | None:
+    """The same as an error of the command line; None for what nobody expects, and whose traceback is worth having."""
+    if isinstance(error, InvalidValue):
+        return Invalid(str(error))
+    if isinstance(error, FairqueueError):
+        return Failed(str(error))
+    if isinstance(error, DBAPIError):
+        return Failed(_of_database(error))
+    if isinstance(error, ArgumentError):
+        return Invalid(str(error))
+    if isinstance(error, ImportError) and (error.name or "").partition(".")[0] in {"rich", "psycopg"}:
+        package = (error.name or "").partition(".")[0]
+        return Failed(f"{package} is not installed, or not in full; pip install 'fairqueue[cli]'")
+    return None
+
+
+def _of_database(error: DBAPIError) -> str:
+    driver: BaseException | None = error.orig
+    code = getattr(driver, "sqlstate", None)
+    diagnostics = getattr(driver, "diag", None)
+    message = getattr(diagnostics, "message_primary", None)
+    if message is None:
+        # Not from a statement: the connection could not be made, or was lost.
+        message = " ".join(str(driver).split()) or type(driver).__name__
+        ways = (way_out for words, way_out in _CONNECTION.items() if words in message)
+        return f"{message}; {next(ways, 'check the database URL, and that the server runs')}"
+    way_out = _WAYS_OUT.get(code or "") or getattr(diagnostics, "message_hint", None)
+    return f"{message}; {way_out}" if way_out else message

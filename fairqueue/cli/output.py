@@ -1,0 +1,106 @@
+"""What commands print: tables for people, one JSON document for programs, nothing that a terminal would obey."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+__all__ = [
+    "NOTHING",
+    "as_json",
+    "duration",
+    "echo",
+    "echo_json",
+    "make_console",
+    "make_table",
+    "moment",
+    "number",
+    "printable",
+]
+
+#: Where there is no value.
+NOTHING = "-"
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead.")
+
+
+def printable(text: str) -> str:
+    """``text`` on one line: what isn't a visible character, such as a terminal's commands, as an escape sequence."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
+def echo(text: str) -> None:
+    """A line of text that may hold what users have written."""
+    click.echo(printable(text))
+
+
+def echo_json(document: Any) -> None:
+    """``document`` on stdout; times in ISO 8601, durations in seconds. ASCII, so safe on a terminal as well."""
+    click.echo(json.dumps(document, default=_plain, indent=2))
+
+
+def _plain(value: object) -> Any:
+    match value:
+        case datetime():
+            return value.isoformat()
+        case timedelta():
+            return value.total_seconds()
+        case bytes() | memoryview():
+            return bytes(value).hex()
+    raise TypeError(f"no JSON for {value!r}")
+
+
+def make_console() -> Console:
+    """A console on stdout that takes text for text: users' names hold no markup, no emoji, nothing to highlight."""
+    from rich.console import Console
+
+    return Console(markup=False, emoji=False, highlight=False)
+
+
+def make_table(*columns: str, right: tuple[str, ...], wide: dict[str, int]) -> Table:
+    """A table without lines.
+
+    :param right: columns of numbers, never cut.
+    :param wide: columns that share the width that is left in these parts, and are cut where it isn't enough.
+    """
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold", expand=True)
+    for name in columns:
+        table.add_column(
+            name,
+            justify="right" if name in right else "left",
+            no_wrap=True,
+            overflow="ellipsis",
+            ratio=wide.get(name),
+        )
+    return table
+
+
+def number(value: int) -> str:
+    return f"{value:,}"
+
+
+def duration(value: timedelta | None) -> str:
+    """In the unit that says most, with few digits."""
+    if value is None:
+        return NOTHING
+    seconds = value.total_seconds()
+    if seconds < 10:
+        return f"{max(seconds, 0):.1f} s"
+    for unit, length, most in (("s", 1, 120), ("min", 60, 120), ("h", 3600, 48)):
+        if seconds < most * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds / 86_400:,.0f} d"
+
+
+def moment(value: datetime) -> str:
+    """A time as people read it, with its zone."""
+    return value.isoformat(sep=" ", timespec="seconds")

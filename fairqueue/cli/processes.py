@@ -1,0 +1,113 @@
+"""Several processes that do the same: started, replaced when they die, stopped together.
+
+They are started anew, not forked, so nothing that one opens is another's. Each is in a session of its own: Ctrl-C is
+for the parent, which hands it on. The parent holds the other end of each one's stdin; so when it is gone, however it
+went, they learn it, and stop as if told to.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+
+__all__ = ["end_with_parent", "supervise"]
+
+log = logging.getLogger("fairqueue.cli")
+
+_USAGE = 2
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
+#: One that has lived for so many seconds had no trouble to start.
+_SETTLED = 60.0
+
+
+def supervise(command: Sequence[str], processes: int) -> int:
+    """Keep so many processes of ``command`` running until SIGTERM or SIGINT; returns the worst of their last codes.
+
+    One that ends by itself with 0, or says that the command line is wrong (2), is not replaced.
+    """
+    slots = [_Slot(command) for _ in range(processes)]
+
+    def stop(*_: object) -> None:
+        for slot in slots:
+            slot.stop()
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        for slot in slots:
+            slot.thread.start()
+        for slot in slots:
+            slot.thread.join()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return max(slot.code for slot in slots)
+
+
+class _Slot:
+    """The place of one process, and of those that replace it."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self.command = command
+        self.code = 0
+        self.thread = threading.Thread(target=self._run)
+        self._stopping = threading.Event()
+        # Of the process: between the decision to start one and the moment when it can be told to stop. Reentrant as
+        # a signal may come at any time, also while one is being handled.
+        self._lock = threading.RLock()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def stop(self) -> None:
+        """Tell it to stop, and start no other; again: tell it again, which has it not wait for its handlers."""
+        self._stopping.set()
+        with self._lock:
+            if self._process is not None:
+                self._process.terminate()
+
+    def _run(self) -> None:
+        troubles = 0
+        while (process := self._start()) is not None:
+            began = time.monotonic()
+            code = process.wait()
+            assert process.stdin is not None
+            process.stdin.close()
+            # Killed by our signal before it could heed it: it had nothing in hand.
+            stopped = self._stopping.is_set() and code == -signal.SIGTERM
+            self.code = 0 if stopped else code if code >= 0 else 128 - code
+            if self._stopping.is_set() or code in {0, _USAGE}:
+                return
+            troubles = 0 if time.monotonic() - began > _SETTLED else troubles + 1
+            pause = min(_FIRST_PAUSE * 2**troubles, _LONGEST_PAUSE) * random.uniform(0.5, 1)  # noqa: S311
+            log.warning("worker process %d %s; another one in %.1f s", process.pid, _words(code), pause)
+            self._stopping.wait(pause)
+
+    def _start(self) -> subprocess.Popen[bytes] | None:
+        with self._lock:
+            if self._stopping.is_set():
+                return None
+            self._process = subprocess.Popen(self.command, stdin=subprocess.PIPE, start_new_session=True)
+            return self._process
+
+
+def _words(code: int) -> str:
+    return f"ended with exit code {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"
+
+
+def end_with_parent() -> None:
+    """In a process of :func:`supervise`: stop when the parent is gone."""
+    pipe = os.dup(0)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)  # so that nobody else reads it, nor inherits it
+    os.close(nothing)
+
+    def watch() -> None:
+        while os.read(pipe, 1):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()

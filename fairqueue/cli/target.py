@@ -1,0 +1,99 @@
+"""The database that a command works on, and the schema in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import click
+
+from .base import Failed, Invalid
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+    from sqlalchemy.orm import Session
+
+__all__ = ["Target", "pass_target"]
+
+_CONNECT_TIMEOUT = 10  # seconds
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where the queue is: what the context of a command has as ``obj``.
+
+    :param place: an engine, which stays open, or a database URL; None: the user has not said.
+    :param schema: where fairqueue is installed in it.
+    """
+
+    place: Engine | str | None = field(repr=False)
+    schema: str = "fairqueue"
+
+    @contextmanager
+    def engine(self) -> Iterator[Engine]:
+        """An engine whose statements go to the schema."""
+        from fairqueue.models import in_schema
+        from fairqueue.schema import check_schema_name
+
+        check_schema_name(self.schema)
+        if self.place is None:
+            raise Invalid("no database is named; use --dsn, FAIRQUEUE_DSN or DATABASE_URL")
+        if not isinstance(self.place, str):
+            yield self.place.execution_options(**in_schema(self.schema))
+            return
+        engine = _engine(self.place)
+        try:
+            yield engine.execution_options(**in_schema(self.schema))
+        finally:
+            engine.dispose()
+
+    @contextmanager
+    def session(self) -> Iterator[Session]:
+        """A session; the version of the schema has been looked at. What is not committed is rolled back."""
+        from sqlalchemy.orm import Session
+
+        with self.engine() as engine, Session(engine) as session:
+            self._check_version(session)
+            yield session
+
+    def _check_version(self, session: Session) -> None:
+        from fairqueue.schema import HEAD, installed_version
+
+        found = installed_version(session.connection(), self.schema)
+        if found == 0:
+            raise Failed(
+                f"schema {self.schema!r} has no fairqueue; run `fairqueue migrate`, or name another by --schema"
+            )
+        if found < HEAD:
+            raise Failed(
+                f"schema {self.schema!r} holds version {found} of fairqueue, this program needs {HEAD};"
+                " run `fairqueue migrate`, or the application's own migrations"
+            )
+        if found > HEAD:
+            raise Failed(
+                f"schema {self.schema!r} holds version {found} of fairqueue, this program knows no more than {HEAD};"
+                " upgrade the package fairqueue"
+            )
+
+
+pass_target = click.make_pass_decorator(Target)
+
+
+def _engine(url: str) -> Engine:
+    from sqlalchemy import create_engine, make_url
+    from sqlalchemy.exc import ArgumentError
+
+    from fairqueue._url import sqlalchemy_url
+
+    try:
+        parsed = make_url(sqlalchemy_url(url))
+    except (ArgumentError, ValueError):
+        # Without the URL: it may hold a password.
+        raise Invalid(
+            "the database URL can't be read; write postgresql://user:password@host:port/database, with %XX for special"
+            " characters in the password"
+        ) from None
+    patience = {} if "connect_timeout" in parsed.query else {"connect_timeout": _CONNECT_TIMEOUT}
+    return create_engine(parsed, connect_args=patience)

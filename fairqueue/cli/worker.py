@@ -1,0 +1,105 @@
+"""``fairqueue worker``: runs the workers of an application, in this process or in several."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+from collections.abc import Sequence
+from functools import reduce
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .base import EXIT_CODES, Command
+
+if TYPE_CHECKING:
+    from fairqueue.worker import Worker
+
+__all__ = ["worker"]
+
+_LEVELS = ("debug", "info", "warning", "error")
+_EXIT_CODES = EXIT_CODES.partition("  130")[0] + "  3    messages were handed back unfinished"
+
+
+class _Name(click.ParamType):  # type: ignore[type-arg, unused-ignore]
+    name = "module:app"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        module, colon, attribute = value.partition(":")
+        if not colon or not all(part.isidentifier() for part in (*module.split("."), *attribute.split("."))):
+            self.fail(f"must be a module and a Worker in it, such as shop.jobs:app, not {value!r}", param, ctx)
+        return str(value)
+
+
+@click.command(cls=Command, epilog=_EXIT_CODES, short_help="Run workers of an application.")
+@click.argument("apps", metavar="MODULE:APP...", type=_Name(), nargs=-1, required=True)
+@click.option(
+    "--processes",
+    type=click.IntRange(1, 1000),
+    default=1,
+    show_default=True,
+    help="With more than 1, that many processes do the same, and one that dies is replaced.",
+)
+@click.option("--log-level", type=click.Choice(_LEVELS), default="info", show_default=True)
+@click.option("--child", is_flag=True, hidden=True)
+@click.pass_context
+def worker(context: click.Context, apps: Sequence[str], processes: int, log_level: str, child: bool) -> None:
+    """Run the fairqueue.Worker APP of MODULE until SIGTERM or Ctrl-C; several of them in one event loop.
+
+    Modules are looked for in the current directory first. The first signal stops fetching and lets handlers finish, for
+    as long as the Worker's grace says; a second one doesn't wait for them. The database is that of the Worker's own
+    engine, not the one of --dsn.
+    """
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=log_level.upper(),
+        format="%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s",
+        force=True,
+    )
+    if processes > 1:
+        from .processes import supervise
+
+        command = [sys.executable, "-m", "fairqueue.cli", "worker", *apps, "--log-level", log_level, "--child"]
+        context.exit(supervise(command, processes))
+    if child:
+        from .processes import end_with_parent
+
+        end_with_parent()
+    from fairqueue.worker import run
+
+    context.exit(run(*_load(apps)))
+
+
+def _load(names: Sequence[str]) -> list[Worker]:
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    return [_load_one(name) for name in names]
+
+
+def _load_one(name: str) -> Worker:
+    from fairqueue.worker import Worker
+
+    module_name, _, path = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        # What a module that is there can't import is for its author, with the traceback.
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise
+        raise click.BadParameter(
+            f"no module named {error.name!r}; start it where the module can be imported from, such as the project's"
+            " folder",
+            param_hint=name,
+        ) from None
+    try:
+        found = reduce(getattr, path.split("."), module)
+    except AttributeError:
+        workers = [each for each, value in vars(module).items() if isinstance(value, Worker)]
+        there = f"its workers are {', '.join(workers)}" if workers else "it has no fairqueue.Worker"
+        raise click.BadParameter(f"{module_name} has no {path!r}; {there}", param_hint=name) from None
+    if not isinstance(found, Worker):
+        raise click.BadParameter(f"must be a fairqueue.Worker, not {type(found).__name__}", param_hint=name)
+    return found

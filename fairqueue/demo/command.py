@@ -1,0 +1,127 @@
+"""The command ``fairqueue demo``, which ``python -m fairqueue.demo`` is too: its options, and what they have to be."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+from click.core import ParameterSource
+
+from fairqueue.cli.base import EXIT_CODES, INTERRUPTED, Command, Failed
+
+from .load import FEW, find_files, plan, standard_library
+
+__all__ = ["demo"]
+
+
+class _Number(click.ParamType):  # type: ignore[type-arg, unused-ignore]
+    name = "n"
+
+    def __init__(self, low: int, high: int) -> None:
+        self.low, self.high = low, high
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        text = str(value)
+        if not text.isascii() or not text.isdigit() or not self.low <= int(text[:9]) <= self.high:
+            self.fail(f"must be a whole number from {self.low} to {self.high:,}, not {value!r}", param, ctx)
+        return int(text)
+
+
+class _Folder(click.ParamType):  # type: ignore[type-arg, unused-ignore]
+    name = "path"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        folder = Path(value)
+        if not folder.is_dir():
+            self.fail(f"no such folder: {value!r}", param, ctx)
+        return folder.absolute()
+
+
+class _Picture(click.ParamType):  # type: ignore[type-arg, unused-ignore]
+    name = "path"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """Looked at before the work, not after it."""
+        path = Path(value)
+        if path.suffix.lower() != ".png":
+            self.fail(f"must end in .png, not {value!r}", param, ctx)
+        if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+            self.fail(f"can't be written: {value!r}", param, ctx)
+        return path
+
+
+def _cores() -> int:
+    """Those that this process may use, where the system tells."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@click.command(cls=Command, epilog=EXIT_CODES, short_help="See fair queueing at work.")
+@click.option(
+    "--tenants",
+    type=_Number(1, 1_000),
+    default=15,
+    show_default=True,
+    help=f"Quiet tenants, {FEW} files each, beside the noisy one.",
+)
+@click.option(
+    "--files",
+    type=_Folder(),
+    help="A folder, of any files.  [default: the .py files of Python's standard library]",
+)
+@click.option(
+    "--workers",
+    type=_Number(1, 64),
+    default=min(max(2, _cores()), 16),
+    help="Worker processes for each queue.  [default: one a core, 2 to 16]",
+)
+@click.option("--batch", type=_Number(1, 1_000), default=8, show_default=True, help="Messages a dequeue.")
+@click.option(
+    "--picture", type=_Picture(), default="fairqueue-demo.png", show_default=True, help="Where the picture goes."
+)
+@click.pass_context
+def demo(context: click.Context, *, tenants: int, files: Path | None, workers: int, batch: int, picture: Path) -> None:
+    """See fair queueing at work: one noisy tenant uploads a folder of files, then quiet tenants a few each.
+
+    The same load goes through a queue in arrival order and through fairqueue; then a table and a picture show who
+    waited. PostgreSQL is an embedded, throw-away one, or the server in FAIRQUEUE_DSN or of --dsn, where the demo uses
+    two schemas of its own and drops them at the end.
+    """
+    root = context.find_root()
+    if root.get_parameter_source("dsn") is ParameterSource.COMMANDLINE:
+        os.environ["FAIRQUEUE_DSN"] = root.params["dsn"]
+    terminate = signal.signal(signal.SIGTERM, _terminate)  # ends as Ctrl-C does: nothing is left behind
+    try:
+        exact = _show(tenants, files, workers, batch, picture)
+    except KeyboardInterrupt:
+        click.echo("Stopped. Nothing is left in the database.", err=True)
+        context.exit(INTERRUPTED)
+    finally:
+        signal.signal(signal.SIGTERM, terminate)
+    context.exit(0 if exact else 1)
+
+
+def _show(tenants: int, files: Path | None, workers: int, batch: int, picture: Path) -> bool:
+    folder = files or standard_library()
+    paths = find_files(folder, suffix="" if files else ".py")
+    if not paths:
+        raise click.BadParameter(f"no files in {folder}", param_hint="--files")
+    load = plan(folder, paths, tenants)
+    try:
+        # Not before: `fairqueue --help` needs neither a plotting library nor a server.
+        from .show import DemoError, show
+    except ModuleNotFoundError as error:
+        raise Failed(f"{error.name} is not installed; pip install 'fairqueue[demo]'") from None
+    try:
+        return show(load, workers=workers, batch=batch, picture=picture)
+    except DemoError as error:
+        raise Failed(str(error)) from error
+
+
+def _terminate(*_: object) -> NoReturn:
+    sys.exit(128 + signal.SIGTERM)

@@ -1,0 +1,204 @@
+"""Whatever goes wrong at the command line is one line on stderr, with the way out, and an exit code."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from sqlalchemy import Engine, make_url, text
+from sqlalchemy.orm import Session
+
+from fairqueue import embedded
+from fairqueue.cli.program import program
+from tests import acts
+from tests.test_cli import COMMAND
+
+
+def complaint(*arguments: str, code: int, environment: dict[str, str] | None = None) -> str:
+    """The one line that is all that comes."""
+    empty = {"FAIRQUEUE_DSN": None, "DATABASE_URL": None, "FAIRQUEUE_SCHEMA": None}
+    result = CliRunner().invoke(program, arguments, env={**empty, **(environment or {})})
+    assert (result.exit_code, result.stdout) == (code, ""), result.output
+    assert result.stderr.startswith("fairqueue: ")
+    assert result.stderr.count("\n") == 1
+    assert "Traceback" not in result.stderr
+    return result.stderr.removeprefix("fairqueue: ").removesuffix("\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["frob"], "No such command 'frob'"),
+        (["status", "--frob"], "No such option"),
+        (["status", ""], "queue must have 1 to 255 characters"),
+        (["status", "--limit", "-1"], "--limit: "),
+        (["status", "--watch", "--json"], "leave --watch out"),
+        (["channel", "set", "acme"], "nothing to set: give at least one of --weight, --max-concurrency, "),
+        (["channel", "set", "acme", "--weight", "heavy"], "--weight: must be a number or 'default', not 'heavy'"),
+        (["channel", "set", "acme", "--weight", "nan"], "weight must be a number from 0.01 to 1000, not nan"),
+        (["channel", "set", "acme", "--burst", "1.5"], "--burst: must be a whole number or 'default', not '1.5'"),
+        (["channel", "set", "acme", "--overflow", "spill"], "overflow must be 'reject' or 'drop', not 'spill'"),
+        (["channel", "set", "", "--weight", "1"], "name must have 1 to 255 characters, not 0"),
+        (["channel", "pause"], "give its NAME, or --all-channels"),
+        (["channel", "resume", "acme", "--all-channels"], "only one of 'acme' and --all-channels"),
+        (["channel", "pause", "acme", "--until", "2030-01-01"], "--until: must be a time with its zone, such as 20"),
+        (["channel", "pause", "acme", "--until", "soon"], "--until: must be a time with its zone"),
+        (["channel", "pause", "acme", "--for", "10"], "--for: must be a number with s, m, h or d behind it"),
+        (["channel", "pause", "acme", "--for", "1m", "--until", "2030-01-01T00:00:00Z"], "only one of --until and"),
+        (["message", "show", "x"], "ID: 'x' is not"),
+        (["message", "cancel"], "Missing argument 'ID...'"),
+        (["message", "cancel", str(2**63)], "ID...: "),
+        (["dead", "redrive"], "give either their IDs, or --queue"),
+        (["dead", "redrive", "1", "--queue", "default"], "give either their IDs, or --queue"),
+        (["dead", "list", "--channel", "acme"], "give --queue too"),
+        (["grant", "role"], "give the KIND of the role"),
+        (["grant", "role", "worker", "--revoke"], "leave KIND out"),
+        (["grant", "role", "king"], "kind must be producer, worker, observer or operator, not 'king'"),
+        (["grant", "public", "worker"], "role must be one that exists, not 'public'"),
+        (["worker"], "Missing argument 'MODULE:APP...'"),
+        (["worker", "shop.jobs"], "must be a module and a Worker in it, such as shop.jobs:app, not 'shop.jobs'"),
+        (["worker", "a:b", "--processes", "0"], "--processes: "),
+        (["demo", "--tenants", "0"], "--tenants: must be a whole number from 1 to 1,000"),
+        (["--schema", "", "status"], "schema must be a name of 1 to 63 bytes, not ''"),
+    ],
+)
+def test_a_wrong_command_line(arguments: list[str], said: str, database_url: str, session: Session) -> None:
+    assert said in complaint(*arguments, code=2, environment={"FAIRQUEUE_DSN": database_url})
+    assert session.execute(text("SELECT count(*) FROM fairqueue.channel")).scalar_one() == 0
+
+
+@pytest.mark.parametrize(
+    ("url", "code", "said"),
+    [
+        ("", 2, "use --dsn, FAIRQUEUE_DSN or DATABASE_URL"),
+        ("mysql://u:s3cret@h/d", 2, "write postgresql://"),
+        ("host=h password=s3cret", 2, "write postgresql://"),
+        ("postgresql://u:s3cret@h:port/d", 2, "write postgresql://"),
+        ("postgresql://u:s3cret@127.0.0.1:{free_port}/d", 1, "check the host and the port"),
+        ("postgresql://u:s3cret@/d?host=/nowhere", 1, "check the host and the port"),
+        ("postgresql://u:s3cret@no-such-host.invalid/d", 1, "check the host"),
+        ("postgresql://u:s3cret@127.0.0.1/d?frob=1", 1, 'invalid connection option "frob"'),
+    ],
+)
+def test_a_database_that_cannot_be_reached(url: str, code: int, said: str) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))  # and doesn't listen
+        url = url.format(free_port=probe.getsockname()[1])
+        line = complaint("status", code=code, environment={"DATABASE_URL": url})
+    assert said in line
+    assert "s3cret" not in line
+
+
+def test_a_server_that_refuses() -> None:
+    with embedded.ephemeral(tcp=True) as server:
+        url = make_url(server.url())
+        wrong = url.set(password="s3cret").render_as_string(hide_password=False)
+        line = complaint("--dsn", wrong, "status", code=1)
+        assert "password authentication failed" in line
+        assert "s3cret" not in line
+        nowhere = url.set(database="nowhere").render_as_string(hide_password=False)
+        assert 'database "nowhere" does not exist; check the database URL' in complaint(
+            "--dsn", nowhere, "status", code=1
+        )
+
+
+@pytest.fixture
+def stranger(database_url: str, engine: Engine) -> Iterator[str]:
+    """A URL of somebody who may log in and nothing else."""
+    with engine.begin() as connection:
+        connection.execute(text("CREATE ROLE cli_stranger LOGIN PASSWORD 'x'"))
+    yield make_url(database_url).set(username="cli_stranger", password="x").render_as_string(hide_password=False)
+    with engine.begin() as connection:
+        connection.execute(text("DROP OWNED BY cli_stranger"))
+        connection.execute(text("DROP ROLE cli_stranger"))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(["status"], ["channel", "list"], ["channel", "set", "acme", "--weight", "2"], ["channel", "pause", "acme"]),
+        *(["message", "show", "1"], ["message", "cancel", "1"], ["dead", "list"], ["dead", "redrive", "1"], ["check"]),
+    ],
+)
+def test_a_role_without_rights(command: list[str], stranger: str, database_url: str, session: Session) -> None:
+    acts.put(session, "acme")
+    line = complaint("--dsn", stranger, *command, code=1)
+    assert line.startswith("permission denied for ")
+    assert "`fairqueue grant ROLE observer`" in line
+    for kind in ("observer", "operator"):
+        CliRunner().invoke(program, ["--dsn", database_url, "grant", "cli_stranger", kind])
+        result = CliRunner().invoke(program, ["--dsn", stranger, *command])
+        looks = command[-1] in {"status", "list"} or "show" in command
+        assert ("permission denied" in result.output) == (kind == "observer" and not looks)
+
+
+def test_a_schema_that_may_not_be_made(stranger: str) -> None:
+    assert "permission denied for database" in complaint("--dsn", stranger, "--schema", "q2", "migrate", code=1)
+
+
+@pytest.mark.parametrize("options", [["status"], ["status", "--json"], ["channel", "set", "acme", "--weight", "1"]])
+def test_a_closed_pipe_is_quiet(options: list[str], database_url: str) -> None:
+    """Such as that to a pager which was left."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [*COMMAND, "--dsn", database_url, *options], stdout=writer, stderr=subprocess.PIPE, text=True, check=False
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_ctrl_c_is_quiet(database_url: str, engine: Engine, session: Session) -> None:
+    """While a command waits for a lock."""
+    acts.sql(session, "INSERT INTO fairqueue.channel (name) VALUES ('acme')")
+    session.execute(text("SELECT FROM fairqueue.channel FOR UPDATE"))
+    with interruptible([*COMMAND, "--dsn", database_url, "channel", "pause", "acme"]) as process:
+        waiting = text(
+            "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%channel_set%'"
+        )
+        # Each look by itself: within a transaction the view stays as it was.
+        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as other:
+            acts.wait_until(lambda: other.execute(waiting).scalar_one())
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=30) == ("", "")
+    assert process.returncode == 130
+
+
+def test_watch_goes_on_after_a_restart_of_the_server(tmp_path: Path) -> None:
+    with embedded.ephemeral() as server:
+        url = server.url()
+        subprocess.run([*COMMAND, "--dsn", url, "migrate"], check=True, capture_output=True)
+        with (tmp_path / "output").open("w+") as output:
+            seen = (tmp_path / "output").read_text
+            with interruptible([*COMMAND, "--dsn", url, "status", "new", "--watch=0.1"], output) as process:
+                acts.wait_until(lambda: "queue new" in seen())
+                server.restart("immediate")
+                acts.wait_until(lambda: "fairqueue: " in seen())
+                mended = seen().rindex("fairqueue: ")
+                acts.wait_until(lambda: seen().count("queue new", mended) > 2)
+                process.send_signal(signal.SIGINT)
+                assert process.wait(30) == 0
+            assert "Traceback" not in seen()
+
+
+@contextlib.contextmanager
+def interruptible(command: list[str], output: Any = subprocess.PIPE) -> Iterator["subprocess.Popen[str]"]:
+    with subprocess.Popen(
+        command,
+        stdout=output,
+        stderr=output,
+        text=True,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        # A shell's background job ignores Ctrl-C, and so would it if the tests ran in one.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
