@@ -24,8 +24,8 @@ soak: $(ready)  ## the random tests for longer: EXAMPLES=2000 of the state machi
 demo: $(ready)  ## see fair queueing at work; TENANTS=20 FILES=folder take other input
 	$(python) -m fairqueue.demo $(if $(TENANTS),--tenants "$(TENANTS)") $(if $(FILES),--files "$(FILES)")
 
-example: $(ready)  ## open the shop of examples/shop: Flask, FastAPI and workers on one database
-	$(python) -m examples.shop
+example: $(ready)  ## a shop with Flask, FastAPI and three workers on one database; WEB=5000 API=8000 choose ports
+	$(python) -m examples.shop $(if $(WEB),--web $(WEB)) $(if $(API),--api $(API))
 
 lint: $(ready)  ## ruff: rules and format
 	$(python) -m ruff check

@@ -1,0 +1,1 @@
+"""Examples: whole applications, to read and to run. They are no part of the installed package."""

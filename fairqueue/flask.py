@@ -1,0 +1,177 @@
+"""Flask: the queue of an application, set up in Flask's usual form.
+
+::
+
+    from fairqueue.flask import FairQueue
+
+    db = SQLAlchemy(model_class=Base)
+    queue = FairQueue()
+
+
+    def create_app() -> Flask:
+        app = Flask(__name__)
+        app.config["SQLALCHEMY_DATABASE_URI"] = "postgresql+psycopg://localhost/app"
+        db.init_app(app)
+        queue.init_app(app)  # after db: it uses its engine and its metadata
+        return app
+
+Enqueueing needs nothing from here. ``db.session`` is the session of the request, so the message commits with its rows::
+
+    @app.post("/<tenant>/documents")
+    def upload(tenant: str) -> tuple[dict[str, int], int]:
+        document = Document(tenant=tenant, text=request.get_data(as_text=True))
+        db.session.add(document)
+        db.session.flush()
+        fq.enqueue(db.session, tenant, {"document": document.id})
+        db.session.commit()
+        return {"id": document.id}, 202
+
+What :class:`FairQueue` does: ``db.create_all()`` and autogenerate know of the queue (:func:`fairqueue.attach`), flushes
+raise fairqueue's errors (:func:`fairqueue.translate_errors`), ``flask fairqueue --help`` lists the commands that work
+on the application's database. :func:`with_app_context` gives the handlers of a worker an application context.
+
+Without Flask-SQLAlchemy, give an engine: ``queue.init_app(app, engine)``. Its metadata is yours to attach. Where a URL
+is given, it is for the commands alone.
+
+=================== ==================================================================================================
+FAIRQUEUE_SCHEMA    the schema of the queue; unless set, the one that ``db.metadata`` has attached, else "fairqueue"
+FAIRQUEUE_MANAGE    False: another application's migrations install it; unless set, as attached, else True
+=================== ==================================================================================================
+
+Limitations: with several binds, the queue is in the default one. A metadata is shared by all applications that use it;
+if these name different schemas, each of them installs all.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, ParamSpec, TypeVar
+
+from click import Context, Group, pass_context
+from flask import Flask
+from sqlalchemy import Engine
+from sqlalchemy.orm import Session
+
+from .cli import Target, commands
+from .errors import InvalidValue, translate_errors
+from .installation import attach, installations
+from .models.base import check_flag, in_schema
+from .schema import DEFAULT_SCHEMA, check_schema_name
+
+__all__ = ["FairQueue", "with_app_context"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class FairQueue:
+    """The extension; one object serves any number of applications.
+
+    :param app: the same as calling :meth:`init_app` with it.
+    """
+
+    def __init__(self, app: Flask | None = None, engine: Engine | str | None = None) -> None:
+        if app is not None:
+            self.init_app(app, engine)
+
+    def init_app(self, app: Flask, engine: Engine | str | None = None) -> None:
+        """Set up the queue of an application; talks to no database.
+
+        :param app: configured already, and known to Flask-SQLAlchemy, if that is used.
+        :param engine: where the queue is, or its URL, for the commands. None: Flask-SQLAlchemy's default engine.
+        :raises InvalidValue: if there is no engine, or a value of the configuration makes no sense.
+        """
+        db: Any = app.extensions.get("sqlalchemy") if engine is None else None
+        if db is not None:
+            with app.app_context():
+                engine = db.engine
+        if not isinstance(engine, Engine | str):
+            raise InvalidValue(
+                f"engine must be an Engine or a URL, not {engine!r}: give one, or call db.init_app(app) before"
+            )
+        known = {} if db is None else installations(db.metadata)
+        schema = app.config.setdefault("FAIRQUEUE_SCHEMA", next(iter(known), DEFAULT_SCHEMA))
+        check_schema_name(schema)
+        managed = schema not in known or known[schema].manage
+        manage = check_flag("FAIRQUEUE_MANAGE", app.config.setdefault("FAIRQUEUE_MANAGE", managed))
+        if db is not None:
+            attach(db.metadata, schema, manage=manage)
+        if isinstance(engine, Engine):
+            _go_to(engine, schema)
+            translate_errors(engine)
+        app.cli.add_command(_commands(engine, schema))
+        app.extensions["fairqueue"] = self
+
+
+def with_app_context(app: Flask) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Run a worker's handler in an application context of its own::
+
+        flask_app = create_app()
+        with flask_app.app_context():
+            app = fq.Worker(db.engine)
+
+        @app.handler
+        @with_app_context(flask_app)
+        def count(message: fq.LeasedMessage, session: Session) -> None:
+            ...  # db.session is the same session here
+
+    With Flask-SQLAlchemy, what the handler calls may use ``db.session``: it is the session that the handler was given,
+    in whose transaction the message is completed. Don't commit it: the worker does.
+
+    :raises InvalidValue: for an async handler: Flask-SQLAlchemy is synchronous.
+    """
+
+    def decorate(handler: Callable[P, R]) -> Callable[P, R]:
+        if inspect.iscoroutinefunction(handler):
+            raise InvalidValue(f"handler must be a plain function, not async: {handler.__name__}")
+
+        @functools.wraps(handler)
+        def in_context(*args: P.args, **kwargs: P.kwargs) -> R:
+            session = next((value for value in (*args, *kwargs.values()) if isinstance(value, Session)), None)
+            with app.app_context(), _as_db_session(app, session):
+                return handler(*args, **kwargs)
+
+        return in_context
+
+    return decorate
+
+
+@contextmanager
+def _as_db_session(app: Flask, session: Session | None) -> Iterator[None]:
+    """Let ``db.session`` be ``session`` in the current application context."""
+    db: Any = app.extensions.get("sqlalchemy")
+    if db is None or session is None:
+        yield
+        return
+    db.session.registry.set(session)
+    try:
+        yield
+    finally:
+        # Or Flask-SQLAlchemy would close it with the context, before the worker has completed the message.
+        db.session.registry.clear()
+
+
+def _commands(place: Engine | str, schema: str) -> Group:
+    """The commands of the command line that work on a database, for this one."""
+
+    def target(context: Context) -> None:
+        context.obj = Target(place, schema)
+
+    return Group(
+        "fairqueue",
+        commands,
+        callback=pass_context(target),
+        help="The queue of this application: what stands in it, policies, dead letters, checks.",
+    )
+
+
+def _go_to(engine: Engine, schema: str) -> None:
+    """Let the queue's statements on this engine go to ``schema``."""
+    if schema == DEFAULT_SCHEMA:
+        return
+    others = engine.get_execution_options().get("schema_translate_map") or {}
+    ours = in_schema(schema)["schema_translate_map"]
+    engine.update_execution_options(schema_translate_map={**others, **ours})

@@ -1,0 +1,216 @@
+"""fairqueue.flask: the extension, its commands, and handlers in an application context."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from flask import Flask, current_app, has_app_context
+from flask_sqlalchemy import SQLAlchemy
+from sqlalchemy import Engine, MetaData, select, text
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+
+import fairqueue as fq
+from fairqueue.flask import FairQueue, with_app_context
+from fairqueue.installation import Installation, installations
+from fairqueue.schema import HEAD
+from tests.acts import put, wait_until
+
+
+class Host:
+    """An application with Flask-SQLAlchemy."""
+
+    def __init__(self, url: str, attach: dict[str, Any] | None = None, **config: object) -> None:
+        class Base(DeclarativeBase):
+            pass
+
+        if attach is not None:
+            fq.attach(Base.metadata, **attach)
+        self.db = SQLAlchemy(model_class=Base)
+
+        class Note(self.db.Model):  # type: ignore[name-defined,misc]
+            id: Mapped[int] = mapped_column(primary_key=True)
+            text: Mapped[str]
+
+        self.note: Any = Note
+        self.app = Flask(__name__)
+        self.app.config.update(config, SQLALCHEMY_DATABASE_URI=url)
+        self.db.init_app(self.app)
+        FairQueue(self.app)
+        self.app.add_url_rule("/<tenant>", view_func=self.upload, methods=["POST"])
+
+    def upload(self, tenant: str) -> str:
+        self.db.session.add(self.note(text="of a request"))
+        fq.enqueue(self.db.session, tenant)
+        self.db.session.flush()
+        if tenant == "refused":
+            raise ValueError(tenant)
+        if tenant != "forgotten":
+            self.db.session.commit()
+        return "done"
+
+
+HostOf = Callable[..., Host]
+
+
+@pytest.fixture
+def host() -> Iterator[HostOf]:
+    """Makes applications, and closes their connections."""
+    hosts: list[Host] = []
+
+    def make(url: str, attach: dict[str, Any] | None = None, **config: object) -> Host:
+        hosts.append(Host(url, attach, **config))
+        return hosts[-1]
+
+    yield make
+    for each in hosts:
+        with each.app.app_context():
+            each.db.engine.dispose()
+
+
+def count(session: Session, table: str) -> int:
+    there: int = session.execute(text(f"SELECT count(*) FROM {table}")).scalar_one()
+    return there
+
+
+@pytest.mark.parametrize("tenant", ["acme", "refused", "forgotten"])
+def test_a_message_commits_with_its_request(host: HostOf, database_url: str, session: Session, tenant: str) -> None:
+    """One that raises, or ends without a commit, leaves nothing."""
+    shop = host(database_url)
+    with shop.app.app_context():
+        shop.db.create_all()
+    answer = shop.app.test_client().post(f"/{tenant}")
+    assert answer.status_code == (500 if tenant == "refused" else 200)
+    there = 1 if tenant == "acme" else 0
+    assert (count(session, "note"), count(session, "fairqueue.message")) == (there, there)
+
+
+@pytest.mark.parametrize(
+    ("attached", "config", "found"),
+    [
+        (None, {}, Installation("fairqueue", HEAD, True)),
+        (None, {"FAIRQUEUE_SCHEMA": "My Q", "FAIRQUEUE_MANAGE": False}, Installation("My Q", HEAD, False)),
+        ({"schema": "jobs", "manage": False}, {}, Installation("jobs", HEAD, False)),
+        ({"manage": False}, {"FAIRQUEUE_MANAGE": True}, Installation("fairqueue", HEAD, True)),
+    ],
+)
+def test_what_is_attached(
+    host: HostOf, database_url: str, attached: dict[str, Any] | None, config: dict[str, Any], found: Installation
+) -> None:
+    """What the configuration doesn't say stays as the models say it."""
+    shop = host(database_url, attached, **config)
+    assert installations(shop.db.metadata) == {found.schema: found}
+    assert shop.app.config["FAIRQUEUE_SCHEMA"] == found.schema
+    assert shop.app.config["FAIRQUEUE_MANAGE"] is found.manage
+
+
+def test_another_schema(host: HostOf, empty_database_url: str) -> None:
+    """create_all() installs into it, and requests and commands go to it, beside the translations that are there."""
+    options = {"execution_options": {"schema_translate_map": {"theirs": "public"}}}
+    shop = host(empty_database_url, FAIRQUEUE_SCHEMA="My Q", SQLALCHEMY_ENGINE_OPTIONS=options)
+    with shop.app.app_context():
+        shop.db.create_all()
+        shop.app.test_client().post("/acme")
+        assert shop.db.session.scalar(text('SELECT channel FROM "My Q".message')) == "acme"
+        translated = shop.db.engine.get_execution_options()["schema_translate_map"]
+        assert translated == {"theirs": "public", "fairqueue": "My Q"}
+    done = shop.app.test_cli_runner().invoke(args=["fairqueue", "status"])
+    assert done.exit_code == 0, done.output
+    assert "acme" in done.output
+
+
+def test_flushes_raise_our_errors(host: HostOf, database_url: str) -> None:
+    shop = host(database_url)
+    with shop.app.app_context():
+        for _ in range(2):
+            fq.enqueue(shop.db.session, "acme", key="nightly")
+        with pytest.raises(fq.DuplicateKey):
+            shop.db.session.commit()
+
+
+@pytest.mark.parametrize("as_url", [False, True])
+def test_without_flask_sqlalchemy(engine: Engine, database_url: str, session: Session, as_url: bool) -> None:
+    put(session, "acme", 3)
+    app = Flask(__name__)
+    FairQueue(app, database_url if as_url else engine)
+    done = app.test_cli_runner().invoke(args=["fairqueue", "status"])
+    assert done.exit_code == 0, done.output
+    assert "acme" in done.output
+
+
+def test_bad_configuration(host: HostOf, database_url: str, engine: Engine) -> None:
+    with pytest.raises(fq.InvalidValue, match=r"engine must be an Engine or a URL, not None: .*db\.init_app"):
+        FairQueue(Flask(__name__))
+    with pytest.raises(fq.InvalidValue, match="engine must be an Engine or a URL, not MetaData"):
+        FairQueue(Flask(__name__), MetaData())  # type: ignore[arg-type]
+    with pytest.raises(fq.InvalidValue, match="FAIRQUEUE_MANAGE must be True or False, not 'no'"):
+        host(database_url, FAIRQUEUE_MANAGE="no")
+    with pytest.raises(fq.InvalidValue, match="schema must be a name"):
+        host(database_url, FAIRQUEUE_SCHEMA="")
+
+    async def handler(message: fq.LeasedMessage) -> None: ...
+
+    with pytest.raises(fq.InvalidValue, match=r"handler must be a plain function, not async: .*handler"):
+        with_app_context(Flask(__name__))(handler)
+
+
+def work(app: fq.Worker, session: Session) -> None:
+    """Run a worker until the queue is empty."""
+    with app:
+        wait_until(lambda: not live(session))
+
+
+def live(session: Session) -> int:
+    there = count(session, "fairqueue.message")
+    session.commit()
+    return there
+
+
+def test_a_handler_in_an_application_context(host: HostOf, database_url: str, session: Session) -> None:
+    """Its session is db.session, and what is written there commits with the completion, or not at all."""
+    shop = host(database_url)
+    with shop.app.app_context():
+        shop.db.create_all()
+        app = fq.Worker(shop.db.engine, concurrency=4)
+    seen: list[tuple[bool, bool]] = []
+
+    @app.handler
+    @with_app_context(shop.app)
+    def handle(message: fq.LeasedMessage, given: Session) -> None:
+        # A real application: Flask has put a proxy before it.
+        seen.append((current_app._get_current_object() is shop.app, shop.db.session() is given))  # type: ignore[attr-defined]
+        shop.db.session.add(shop.note(text=f"{message.channel} {message.attempt}"))
+        shop.db.session.flush()
+        if message.channel == "fails" and message.attempt == 1:
+            raise ValueError("at first")
+
+    fq.enqueue(session, "works")
+    fq.enqueue(session, "fails", backoff=0)
+    session.commit()
+    work(app, session)
+    assert set(seen) == {(True, True)}
+    assert len(seen) == 3
+    assert sorted(session.scalars(select(shop.note.text))) == ["fails 2", "works 1"]
+    assert not has_app_context()
+
+
+def test_a_handler_without_a_session(host: HostOf, database_url: str, session: Session) -> None:
+    """db.session is then the handler's own business, and closed after it."""
+    shop = host(database_url)
+    with shop.app.app_context():
+        shop.db.create_all()
+        app = fq.Worker(shop.db.engine)
+
+    @app.handler
+    @with_app_context(shop.app)
+    def handle(message: fq.LeasedMessage) -> None:
+        shop.db.session.add(shop.note(text=message.channel))
+        if message.channel == "commits":
+            shop.db.session.commit()
+        else:
+            shop.db.session.flush()
+
+    fq.enqueue(session, "commits")
+    fq.enqueue(session, "forgets")
+    session.commit()
+    work(app, session)
+    assert session.scalars(select(shop.note.text)).all() == ["commits"]
