@@ -1155,6 +1155,7 @@ DECLARE
     v_urgent boolean := true;
     v_rebuild boolean := false;
     v_reclaim boolean;
+    v_simple boolean := true;
     v_written boolean := true;
     r rotation%ROWTYPE;
 BEGIN
@@ -1272,67 +1273,98 @@ BEGIN
 
         v_want := least(v_want, r.max_concurrency - r.running);
         EXIT WHEN v_want <= 0 OR r.paused_until > v_now;
-        IF v_want = 1 THEN
-            -- The same as below, for a single message and much less: the first message of the first lane. Where it
-            -- isn't that simple, because the message is held or the lane is empty, this returns nothing.
+        IF v_simple THEN
+            -- The simple case, in half the time: the next messages are the first ones of as many lanes. They go in the
+            -- order of the lanes, as long as no lane would come again before the last of them. Where that serves less
+            -- than half of what is wanted, or a message is held by somebody, this does nothing, and what follows does.
             RETURN QUERY
-            WITH lane AS MATERIALIZED (
-                SELECT l.ctid AS lane, l.* FROM lane l
+            WITH competing AS MATERIALIZED (
+                SELECT l.ctid AS lane, l.channel, l.tag, l.since, l.weight, l.head_at, l.head_id,
+                    lane_room(v_now, l.max_concurrency, l.running, l.release_interval, l.burst, l.released_at) AS room,
+                    l.max_concurrency IS NOT NULL AS is_counted
+                FROM lane l
                 WHERE l.queue = v_queue AND l.due = 0 AND (l.tag, l.since) > (r.vtime, r.vsince)
                 ORDER BY l.tag, l.since
-                LIMIT 1
-            ), next AS MATERIALIZED (
-                SELECT m.ctid AS row, m.id, m.dequeue_at
-                FROM lane l CROSS JOIN LATERAL (
-                    SELECT m.ctid, m.id, m.dequeue_at FROM message m
-                    WHERE m.queue = v_queue AND m.channel = l.channel AND m.leased_until IS NULL
-                        AND (m.dequeue_at, m.id) >= (l.head_at, l.head_id)
+                LIMIT v_want
+            ), seen AS (
+                SELECT c.lane, c.tag, c.since, c.is_counted, m.row, m.id, m.dequeue_at,
+                    c.tag + lane_step(m.cost, c.weight) AS next_tag,
+                    coalesce(m.dequeue_at <= v_now AND c.room > 0, false) AS ripe,
+                    lag(c.since) OVER w IS DISTINCT FROM c.since AS is_first,
+                    CASE WHEN lead(c.since) OVER w = c.since THEN lead(m.dequeue_at) OVER w END AS next_at,
+                    CASE WHEN lead(c.since) OVER w = c.since THEN lead(m.id) OVER w END AS next_id
+                FROM competing c
+                LEFT JOIN LATERAL (
+                    SELECT m.ctid AS row, m.id, m.dequeue_at, m.cost
+                    FROM message m
+                    WHERE m.queue = v_queue AND m.channel = c.channel AND m.leased_until IS NULL
+                        AND (m.dequeue_at, m.id) >= (c.head_at, c.head_id)
                     ORDER BY m.dequeue_at, m.id
-                    LIMIT 2) m
-                WHERE lane_room(v_now, l.max_concurrency, l.running, l.release_interval, l.burst, l.released_at) > 0
+                    LIMIT 2) m ON true
+                WINDOW w AS (ORDER BY c.tag, c.since, m.dequeue_at, m.id)
+            ), first AS MATERIALIZED (
+                SELECT s.*, s.ripe AND s.tag < min(s.next_tag) FILTER (WHERE s.ripe) OVER () AS taken
+                FROM seen s
+                WHERE s.is_first
             ), held AS MATERIALIZED (
-                SELECT m.ctid AS row FROM message m
-                WHERE m.ctid = (SELECT n.row FROM next n LIMIT 1) AND m.leased_until IS NULL AND m.dequeue_at <= v_now
-                FOR NO KEY UPDATE SKIP LOCKED
+                SELECT m.ctid AS row
+                FROM first f
+                JOIN message m ON m.ctid = f.row
+                WHERE f.taken AND m.leased_until IS NULL AND m.dequeue_at <= v_now
+                FOR NO KEY UPDATE OF m SKIP LOCKED
+            ), served AS MATERIALIZED (
+                SELECT count(*)::integer AS messages, max(f.tag) AS vtime,
+                    count(*) = (SELECT count(*) FROM held) AND count(*) * 2 >= v_want AS is_simple
+                FROM first f
+                WHERE f.taken
             ), leased AS (
                 UPDATE message m
                 SET attempt = least(m.attempt, 2147483646) + 1, leased_until = v_until, leased_at = v_clock,
                     first_leased_at = coalesce(m.first_leased_at, v_clock), worker = v_worker,
-                    counted = CASE WHEN r.max_concurrency IS NOT NULL
-                        OR (SELECT l.max_concurrency FROM lane l) IS NOT NULL THEN r.turn END
-                FROM held h
-                WHERE m.ctid = h.row
-                RETURNING m.*
+                    counted = CASE WHEN f.is_counted OR r.max_concurrency IS NOT NULL THEN r.turn END
+                FROM first f
+                WHERE m.ctid = f.row AND f.taken AND (SELECT s.is_simple FROM served s)
+                RETURNING m.*, f.tag, f.since
             ), moved AS (
                 UPDATE lane l
-                SET tag = l.tag + lane_step(d.cost, l.weight),
-                    due = lane_due(v_now, n.dequeue_at, l.paused_until, l.max_concurrency, l.running + 1,
-                        l.release_interval, l.burst, lane_released(v_now, 1, l.release_interval, l.released_at)),
-                    head_at = coalesce(n.dequeue_at, d.dequeue_at),
-                    head_id = coalesce(n.id, 0),
-                    running = CASE WHEN l.max_concurrency IS NULL THEN 0 ELSE l.running + 1 END,
-                    released_at = lane_released(v_now, 1, l.release_interval, l.released_at)
-                FROM leased d LEFT JOIN next n ON n.id <> d.id
-                WHERE l.ctid = (SELECT f.lane FROM lane f)
+                SET tag = CASE WHEN f.taken THEN f.next_tag ELSE l.tag END,
+                    due = lane_due(v_now, CASE WHEN f.taken THEN f.next_at ELSE f.dequeue_at END, l.paused_until,
+                        l.max_concurrency, l.running + f.taken::integer, l.release_interval, l.burst,
+                        lane_released(v_now, f.taken::integer, l.release_interval, l.released_at)),
+                    head_at = coalesce(CASE WHEN f.taken THEN f.next_at END, f.dequeue_at, l.head_at),
+                    head_id = coalesce(CASE WHEN f.taken THEN f.next_id ELSE f.id END, 0),
+                    running = CASE WHEN l.max_concurrency IS NULL THEN 0 ELSE l.running + f.taken::integer END,
+                    released_at = lane_released(v_now, f.taken::integer, l.release_interval, l.released_at)
+                FROM first f
+                WHERE l.ctid = f.lane AND (f.taken OR NOT f.ripe) AND (SELECT s.is_simple FROM served s)
                 RETURNING l.due
             ), turned AS (
                 UPDATE rotation t
-                SET turn = t.turn + 1, vtime = f.tag, vsince = f.since,
+                SET turn = t.turn + 1, vtime = s.vtime,
+                    vsince = (SELECT max(f.since) FROM first f WHERE f.taken AND f.tag = s.vtime),
                     activations = r.activations, news_from = r.news_from, news_open = r.news_open,
                     urgent_from = r.urgent_from, urgent_open = r.urgent_open,
-                    due_floor = CASE WHEN v.due > 0 THEN least(r.due_floor, v.due) ELSE r.due_floor END,
+                    due_floor = least(r.due_floor, (SELECT min(v.due) FROM moved v WHERE v.due > 0)),
                     lease_floor = least(r.lease_floor, v_until), idle_floor = r.idle_floor, swept = r.swept,
                     max_concurrency = r.max_concurrency, paused_until = r.paused_until,
-                    running = CASE WHEN r.max_concurrency IS NULL THEN 0 ELSE r.running + 1 END,
+                    running = CASE WHEN r.max_concurrency IS NULL THEN 0 ELSE r.running + s.messages END,
                     counted_from = r.counted_from, clock = r.clock, maintain_at = r.maintain_at
-                FROM lane f, moved v
-                WHERE t.queue = v_queue AND t.turn = r.turn
+                FROM served s
+                WHERE t.queue = v_queue AND t.turn = r.turn AND s.is_simple
             )
             SELECT d.id, d.channel, d.attempt, d.payload, d.body, d.state, d.error, d.dequeue_at, d.cost,
                 d.created_at, d.leased_until, d.key, d.forgiven, d.first_leased_at
-            FROM leased d;
-            IF FOUND THEN
-                RETURN;
+            FROM leased d
+            ORDER BY d.tag, d.since;
+
+            GET DIAGNOSTICS v_got = ROW_COUNT;
+            v_simple := v_got > 0;
+            IF v_simple THEN
+                v_written := true;
+                v_want := v_want - v_got;
+                EXIT WHEN v_want = 0;
+                SELECT t.* INTO r FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
+                CONTINUE;
             END IF;
         END IF;
         IF NOT EXISTS (
