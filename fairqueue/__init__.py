@@ -27,8 +27,8 @@ and the channels take turns. Parts:
 * :mod:`fairqueue.policies`: ``pause``, ``resume``
 * :mod:`fairqueue.roles`: who may do what in the database
 * :mod:`fairqueue.payloads`: typed payloads
-* :mod:`fairqueue.cli`, :mod:`fairqueue.flask`, :mod:`fairqueue.fastapi`, :mod:`fairqueue.testing`: for the command line,
-  the web, and your tests
+* :mod:`fairqueue.cli`, :mod:`fairqueue.flask`, :mod:`fairqueue.fastapi`, :mod:`fairqueue.testing`: for the command
+  line, the web, and your tests
 * ``fairqueue/sql/head``: the queue itself, in plpgsql
 
 Names are loaded when they are first used: Alembic imports this package in every program that uses Alembic, for the

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from sqlalchemy import MetaData, Table
@@ -24,7 +25,12 @@ class SchemaFunction(Function[Any]):
 
     def __init__(self, name: str, *arguments: Any, type_: Any = None) -> None:
         super().__init__(name, *arguments, type_=type_)
-        self.target = Table(name, MetaData(), schema=DEFAULT_SCHEMA)
+        self.target = _target(name)
+
+
+@cache  # making a table takes longer than all else that a statement is made of
+def _target(name: str) -> Table:
+    return Table(name, MetaData(), schema=DEFAULT_SCHEMA)
 
 
 @compiles(SchemaFunction)

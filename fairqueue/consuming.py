@@ -178,12 +178,7 @@ def fail(
         spread at random. With 0 a message keeps its place in its channel.
     :param retry: False: no further attempt would help; the messages are dead letters at once.
     """
-    if isinstance(error, BaseException):
-        error = f"{type(error).__name__}: {error}"
-    if not isinstance(error, str | None):
-        raise InvalidValue(f"error must be text or an exception, not {error!r}")
-    # What PostgreSQL can't store must not hide why a handler failed.
-    text = None if error is None else error.replace("\x00", "").encode(errors="replace").decode()
+    text = None if error is None else error_text("error", error)
     seconds = cast(None, Double) if delay is None else _seconds("delay", delay)
     return _results(
         "message_fail", *lease_arrays(leases), cast(text, Text), seconds, cast(check_flag("retry", retry), Boolean)
@@ -195,7 +190,7 @@ def defer(leases: Leases, *, delay: float | timedelta | None = 0, state: Any = N
 
     Results: ``"deferred"``, ``"stale"``, ``"not_found"``.
 
-    :param delay: seconds or a timedelta before the next attempt. None: at once, in the place that it had in its channel.
+    :param delay: seconds or a timedelta before the next attempt. None: at once, in its old place in the channel.
     :param state: JSON that the next attempt finds in ``message.state``. None leaves what an earlier one saved.
     """
     ids, attempts = lease_arrays(leases)
@@ -268,6 +263,18 @@ _RETURNED = (
     "forgiven",
     "first_leased_at",
 )
+
+
+def error_text(field: str, error: str | BaseException) -> str:
+    """What is kept of an error. What PostgreSQL can't store must not hide why a handler failed."""
+    if isinstance(error, BaseException):
+        try:
+            error = f"{type(error).__name__}: {error}"
+        except Exception:  # noqa: BLE001 - it can't even be printed
+            error = type(error).__name__
+    if not isinstance(error, str):
+        raise InvalidValue(f"{field} must be text or an exception, not {error!r}")
+    return error.replace("\x00", "").encode(errors="replace").decode()
 
 
 def _results(function: str, *arguments: Any) -> Results:

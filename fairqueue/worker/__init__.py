@@ -55,11 +55,11 @@ import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
+from functools import partial
 from typing import Any, Self, TypeVar, overload
 
 import anyio
 from anyio.abc import TaskStatus
-from anyio.from_thread import start_blocking_portal
 from sqlalchemy import Engine
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
@@ -70,6 +70,7 @@ from fairqueue.models.base import check_count, check_flag, check_name
 from fairqueue.schedule import check_seconds
 from fairqueue.schema import DEFAULT_SCHEMA, verify
 
+from .database import CLOSING
 from .decisions import Cancel, DeadLetter, Decision, Defer, Retry, apply
 from .handlers import Errors, Handled, Handler
 from .running import Run
@@ -88,6 +89,7 @@ __all__ = [
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 #: What :func:`run` returns when messages were handed back unfinished.
 HANDED_BACK = 3
@@ -137,9 +139,12 @@ class Worker:
         self.grace = check_seconds("grace", grace, 0)
         self.notify = check_flag("notify", notify)
         self.name = check_name("name", f"{socket.gethostname()[:200]}:{os.getpid()}" if name is None else name)
+        given: Any = message_type
+        if not (isinstance(given, type) and issubclass(given, TypedMessage)):
+            raise InvalidValue(f"message_type must be Message or a TypedMessage, not {message_type!r}")
         self.message_type = message_type
-        self.session = session
-        self.async_session = async_session
+        self.session = _factory("session", session)
+        self.async_session = _factory("async_session", async_session)
         #: What :meth:`handler` was given; None before.
         self.registered: Handler | None = None
         self._run: Run | None = None
@@ -205,6 +210,7 @@ class Worker:
             await run.database.insist("look at the schema", self._verify, patience=1, until=run.stopping)
             return await run(task_status.started)
         finally:
+            run.threads.close()
             self._run = None
 
     def stop(self) -> None:
@@ -212,15 +218,20 @@ class Worker:
 
         From the event loop, another thread, or a signal handler.
         """
-        if self._run is not None:
-            self._run.threads.call_soon(self._run.stop)
+        self._stop(hurry=True)
+
+    def _stop(self, *, hurry: bool) -> None:
+        if (run := self._run) is not None:  # another thread may just be ending it
+            run.threads.call_soon(partial(run.stop, hurry=hurry))
 
     def __enter__(self) -> Self:
+        from anyio.from_thread import start_blocking_portal
+
         with ExitStack() as stack:
             portal = stack.enter_context(start_blocking_portal())
-            future, _ = portal.start_task(self.run_async)
+            future, _ = portal.start_task(partial(_run_alone, self))
             stack.callback(future.result)
-            stack.callback(self.stop)
+            stack.callback(self._stop, hurry=False)
             self._exits = stack.pop_all()
         return self
 
@@ -237,16 +248,21 @@ class Worker:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self.stop()
+        self._stop(hurry=False)
         await self._task
 
     def _verify(self, session: Session) -> None:
+        assert self._run is not None
+        self._run.database.look(session)
         connection = session.connection()
         schemas = connection.get_execution_options().get("schema_translate_map", {})
         verify(connection, schemas.get(DEFAULT_SCHEMA, DEFAULT_SCHEMA))
 
     def _check_pool(self, handler: Handler) -> None:
         """Too few connections would not only slow the handlers: heartbeats would wait too, and leases run out."""
+        factory = self.async_session if handler.is_async else self.session
+        if getattr(factory, "kw", {}).get("bind", self.engine) is not self.engine:
+            return  # handlers have an engine of their own
         pool: Any = self.engine.pool
         if not handler.takes_session or not hasattr(pool, "_max_overflow") or pool._max_overflow < 0:
             return
@@ -275,8 +291,6 @@ def run(*workers: Worker) -> int:
 
 
 async def _run_all(workers: Sequence[Worker]) -> int:
-    handed_back = 0
-
     async def obey(signals: AsyncIterator[signal.Signals]) -> None:
         async for _ in signals:
             for worker in workers:
@@ -284,9 +298,28 @@ async def _run_all(workers: Sequence[Worker]) -> int:
 
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         obeying = asyncio.create_task(obey(signals))
+        running = [asyncio.create_task(_run_alone(worker)) for worker in workers]
         try:
-            for counted in asyncio.as_completed([worker.run_async() for worker in workers]):
-                handed_back += await counted
+            await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
+            for worker in workers:  # if one has failed, the others finish what they have
+                worker._stop(hurry=False)
+            await asyncio.wait(running)
         finally:
             obeying.cancel()
-    return HANDED_BACK if handed_back else 0
+    return HANDED_BACK if sum(task.result() for task in running) else 0
+
+
+async def _run_alone(worker: Worker, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> int:
+    """In an event loop that ends with the worker; and with the loop, an AsyncEngine's connections."""
+    try:
+        return await worker.run_async(task_status=task_status)
+    finally:
+        if isinstance(worker.engine, AsyncEngine):
+            with anyio.move_on_after(CLOSING, shield=True):
+                await worker.engine.dispose()
+
+
+def _factory(field: str, given: T) -> T:
+    if given is not None and not callable(given):
+        raise InvalidValue(f"{field} must make sessions, as a sessionmaker does, not be {given!r}")
+    return given

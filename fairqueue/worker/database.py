@@ -3,6 +3,10 @@
 What the worker has to say is written as plain functions of a Session. With an Engine they run in a thread, with an
 AsyncEngine under its greenlet. Whatever fails for the sake of the connection or the server is tried again, after a
 pause that grows and has jitter, so that a server which comes back isn't met by all workers at once.
+
+The isolation level is READ COMMITTED, as dequeueing needs it, whatever the engine has for its handlers. Where there is
+one statement only, there is no BEGIN and no COMMIT around it (AUTOCOMMIT): one round trip instead of three, and a
+worker that is stopped in the middle can't keep the queue's turn.
 """
 
 from __future__ import annotations
@@ -13,21 +17,27 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import anyio
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, func, text
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
 from .threads import Threads
 
-__all__ = ["Database", "backoff"]
+__all__ = ["CLOSING", "Database", "backoff", "not_durable"]
 
 T = TypeVar("T")
 
 log = logging.getLogger("fairqueue.worker")
 
-#: Not for what became of messages. A lease that is lost with the server is a redelivery, no more.
-_NOT_DURABLE = text("SET LOCAL synchronous_commit = off")
+#: Seconds that giving back a connection may take.
+CLOSING = 2.0
+
+_LEVEL = text("SELECT current_setting('default_transaction_isolation')")
+
+#: Classes of SQLSTATE that say nothing against the statement: connection, resources, serialization and deadlock, locks,
+#: an operator's intervention, the system. Drivers sort them under different exceptions.
+_CIRCUMSTANCES = {"08", "40", "53", "55", "57", "58"}
 
 
 class Database:
@@ -36,24 +46,35 @@ class Database:
     def __init__(self, engine: Engine | AsyncEngine, threads: Threads) -> None:
         self.engine = engine
         self.threads = threads
+        self._alone = "READ COMMITTED"
 
-    async def run(self, function: Callable[[Session], T], *, durable: bool = True) -> T:
+    def look(self, session: Session) -> None:
+        """See what the server does without a BEGIN."""
+        if session.scalar(_LEVEL) == "read committed":
+            self._alone = "AUTOCOMMIT"
+
+    async def run(self, function: Callable[[Session], T], *, alone: bool = False) -> T:
         """Call ``function`` with a session, commit, and return what it returned.
 
-        :param durable: False where a crash of the server may undo the transaction: it doesn't wait for the disk.
+        :param alone: it executes one statement.
         """
 
         def transact(session: Session) -> T:
-            if not durable:
-                session.execute(_NOT_DURABLE)
+            # Of the connection: what an engine made for it had would be overruled by what the given engine has.
+            session.connection(execution_options={"isolation_level": level})
             result = function(session)
             session.commit()
             return result
 
-        if isinstance(self.engine, AsyncEngine):
-            async with AsyncSession(self.engine) as session:
-                return await session.run_sync(transact)
+        level = self._alone if alone else "READ COMMITTED"
         engine = self.engine
+        if isinstance(engine, AsyncEngine):
+            session = AsyncSession(engine)
+            try:
+                return await session.run_sync(transact)
+            finally:  # also when cancelled, and before the event loop ends; but not for as long as a server may hang
+                with anyio.move_on_after(CLOSING, shield=True):
+                    await session.close()
 
         def call() -> T:
             with Session(engine) as session:
@@ -66,7 +87,7 @@ class Database:
         what: str,
         function: Callable[[Session], T],
         *,
-        durable: bool = True,
+        alone: bool = False,
         patience: float = float("inf"),
         until: anyio.Event | None = None,
     ) -> T | None:
@@ -79,7 +100,7 @@ class Database:
         failures = refusals = 0
         while True:
             try:
-                result = await self.run(function, durable=durable)
+                result = await self.run(function, alone=alone)
             except (SQLAlchemyError, OSError) as error:
                 failures += 1
                 refusals += not _lost(error)
@@ -97,6 +118,15 @@ class Database:
                 return result
 
 
+def not_durable(statement: Any) -> Any:
+    """The statement, in a transaction that doesn't wait for the disk: a crash of the server may undo it.
+
+    Not for what became of messages. A lease that is lost with the server is a redelivery, no more.
+    """
+    local = func.set_config("synchronous_commit", "off", True).table_valued("value", joins_implicitly=True)
+    return statement.select_from(local)
+
+
 def backoff(failures: int) -> float:
     """Seconds before the next try: 0.1 doubled with each failure up to 10, half of it at random."""
     return min(0.1 * 2.0 ** min(failures, 10), 10.0) * random.uniform(0.5, 1)  # noqa: S311
@@ -110,4 +140,6 @@ def in_a_line(error: BaseException) -> str:
 
 def _lost(error: BaseException) -> bool:
     """It is the connection, or the server, or there was none to be had: not what we asked for."""
-    return not isinstance(error, DBAPIError) or isinstance(error, OperationalError | InterfaceError)
+    if not isinstance(error, DBAPIError) or isinstance(error, OperationalError | InterfaceError):
+        return True
+    return str(getattr(error.orig, "sqlstate", None) or "")[:2] in _CIRCUMSTANCES

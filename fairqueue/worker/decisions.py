@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Text, cast
 from sqlalchemy.orm import Session
 
-from fairqueue.consuming import _results, complete, defer, fail
+from fairqueue.consuming import _results, complete, defer, error_text, fail
 from fairqueue.leases import LeasedMessage, Outcome, lease_arrays
 from fairqueue.payloads import json_text
 from fairqueue.schedule import check_seconds
@@ -61,7 +61,7 @@ class Retry(Decision):
 
     def __init__(self, reason: str | BaseException = "", *, delay: float | timedelta | None = None) -> None:
         super().__init__(reason)
-        self.reason = reason
+        self.reason = error_text("reason", reason)
         self.delay = None if delay is None else check_seconds("delay", delay, 0)
 
     def statement(self, leases: list[Message]) -> Results:
@@ -79,7 +79,7 @@ class DeadLetter(Decision):
 
     def __init__(self, reason: str | BaseException = "") -> None:
         super().__init__(reason)
-        self.reason = reason
+        self.reason = error_text("reason", reason)
 
     def statement(self, leases: list[Message]) -> Results:
         return fail(leases, self.reason, retry=False)
@@ -96,12 +96,11 @@ class Cancel(Decision):
 
     def __init__(self, reason: str | BaseException = "") -> None:
         super().__init__(reason)
-        self.reason = reason
+        self.reason = error_text("reason", reason)
 
     def statement(self, leases: list[Message]) -> Results:
         # With the attempts, unlike fairqueue.cancel(): only what is still ours.
-        text = f"{type(self.reason).__name__}: {self.reason}" if isinstance(self.reason, Exception) else self.reason
-        return _results("message_cancel", *lease_arrays(leases), cast(str(text).replace("\x00", "") or None, Text))
+        return _results("message_cancel", *lease_arrays(leases), cast(self.reason or None, Text))
 
 
 class Defer(Decision):

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -59,7 +60,7 @@ class Handler:
         return str(getattr(self.function, "__qualname__", self.function))
 
     def run(self, message: LeasedMessage[Any], sessions: Callable[[], Session] | None) -> Handled:
-        """Call a plain handler; never raises an Exception. ``sessions`` may be None where it takes no session."""
+        """Call a plain handler; raises nothing but KeyboardInterrupt. ``sessions`` may be None if it takes none."""
         try:
             _read(message)
             if not self.takes_session:
@@ -67,7 +68,9 @@ class Handler:
             assert sessions is not None
             with sessions() as session:
                 return settle(session, message, _decision(self.function(message, session)))
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever it is, it is the message's
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it is the message's
             return self.judge(error)
 
     async def run_async(self, message: LeasedMessage[Any], sessions: Callable[[], AsyncSession] | None) -> Handled:
@@ -80,7 +83,9 @@ class Handler:
             async with sessions() as session:
                 decision = _decision(await self.function(message, session))
                 return await session.run_sync(settle, message, decision)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever it is, it is the message's
+        except (KeyboardInterrupt, asyncio.CancelledError):
+            raise
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it is the message's
             return self.judge(error)
 
     def judge(self, error: BaseException) -> Handled:
@@ -122,6 +127,11 @@ def _read(message: LeasedMessage[Any]) -> None:
 
 
 def _decision(returned: object) -> Decision:
+    if inspect.iscoroutine(returned):  # of a function that doesn't look async: nothing has been done yet
+        returned.close()
+        raise TypeError("the handler returned a coroutine, which nobody awaits: make it an async function")
+    if isinstance(returned, type) and issubclass(returned, Decision):
+        return returned()  # as raise does
     return returned if isinstance(returned, Decision) else COMPLETE
 
 
@@ -134,9 +144,11 @@ def _classes(field: str, given: Errors) -> tuple[type[Exception], ...]:
 
 
 def _takes_session(function: Callable[..., Any]) -> bool:
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise InvalidValue(f"a handler must be a function that returns, not {function!r}, which yields")
     try:
         signature = inspect.signature(function)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise InvalidValue(f"a handler must be a function of (message) or (message, session): {error}") from None
     for arguments in (2, 1):
         try:

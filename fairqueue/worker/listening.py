@@ -30,6 +30,8 @@ PROBE_INTERVAL = 60.0
 RETRY_INTERVAL = 600.0
 #: Seconds between two requests for notifications at least. A worker that is woken more often looks by itself.
 THROTTLE = 0.02
+#: Seconds that the database may take to answer the connection that listens.
+ANSWER_TIMEOUT = 10.0
 
 
 class Listener:
@@ -50,10 +52,14 @@ class Listener:
         self._wanted = False
         self._changed = anyio.Event()
         self._settled = anyio.Event()
+        self._asked = False
         #: Notifications arrive.
         self.works = False
-        #: The queue has been asked for them.
-        self.asked = False
+
+    @property
+    def listens(self) -> bool:
+        """The queue has been asked for notifications, and we aren't about to take that back."""
+        return self._asked and self._wanted
 
     def pause(self) -> float:
         """How many seconds to wait before asking again."""
@@ -67,6 +73,11 @@ class Listener:
         self._changed.set()
         with anyio.move_on_after(PROBE_TIMEOUT):
             await self._settled.wait()
+
+    def cease(self) -> None:
+        """From now on don't be notified, if possible."""
+        self._wanted = False
+        self._changed.set()
 
     async def run(self) -> None:
         """Listen, for ever; connects again when the connection is lost."""
@@ -86,13 +97,14 @@ class Listener:
                 pause = backoff(failures)
                 log.warning("lost the connection that listens, trying again in %.1f s: %s", pause, in_a_line(error))
             finally:
-                self.works = self.asked = self._wanted = False
+                self.works = self._asked = self._wanted = False
                 self._settled.set()
             await anyio.sleep(pause)
 
     async def _listen(self, wire: Wire) -> None:
-        """Until notifications don't arrive any more."""
-        await wire.listen(self._probe)
+        """For ever, unless notifications don't arrive from the beginning."""
+        with anyio.fail_after(ANSWER_TIMEOUT):
+            await wire.listen(self._probe)
         while await self._arrives(wire):
             if not self.works:
                 self.works = True
@@ -101,6 +113,8 @@ class Listener:
             with anyio.move_on_after(PROBE_INTERVAL):
                 while True:
                     await self._step(wire)
+        if self.works:
+            raise ConnectionError("notifications don't arrive any more")
 
     async def _arrives(self, wire: Wire) -> bool:
         """Whether a notification that another connection sends comes through."""
@@ -115,15 +129,15 @@ class Listener:
         """Tell the database whether we want to be notified, where that has changed, and wait for what comes."""
         self._changed = anyio.Event()
         wanted = self._wanted and self.works
-        if self.asked != wanted:
+        if self._asked != wanted:
             # Shielded: an answer that nobody reads would be taken for that of the next statement.
-            with anyio.CancelScope(shield=True):
+            with anyio.fail_after(ANSWER_TIMEOUT, shield=True):
                 function = "queue_listen" if wanted else "queue_unlisten"
                 answer = await wire.execute(select(SchemaFunction(function, self._queue)))
                 if wanted:
                     await wire.listen(answer)
-            self.asked = wanted
-        if self.asked == self._wanted:
+            self._asked = wanted
+        if self._asked == self._wanted:
             self._settled.set()
         for channel in await wire.wait(self._changed):
             self._heard(channel)
@@ -133,6 +147,5 @@ class Listener:
             self._probed.set()
             return
         if self._busy():
-            self._wanted = False
-            self._changed.set()
+            self.cease()
         self._wake()

@@ -19,12 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 from anyio.abc import TaskGroup
-from sqlalchemy.exc import DBAPIError
 
 from fairqueue.consuming import dequeue, heartbeat
 from fairqueue.leases import LeasedMessage, Outcome
 
-from .database import Database
+from .database import Database, not_durable
 from .decisions import Decision, Defer, Retry, apply
 from .handlers import Handled
 from .listening import Listener
@@ -34,7 +33,6 @@ from .wire import can_listen
 if TYPE_CHECKING:
     from sqlalchemy import Row
     from sqlalchemy.orm import Session
-    from sqlalchemy.sql.selectable import TypedReturnsRows
 
     from fairqueue.consuming import Results
 
@@ -101,10 +99,10 @@ class Run:
         self.handler = worker.registered
         self.threads = Threads()
         self.database = Database(worker.engine, self.threads)
-        self.statements: dict[int, TypedReturnsRows[LeasedMessage[Any]]] = {}
+        self.statements: dict[int, Any] = {}
         self.jobs: set[Job] = set()
         self.decisions: list[tuple[Job, Decision]] = []
-        self.handed_back = 0
+        self.unfinished: set[Job] = set()
         self.fetching = True
         self.news = Signal()  # for the fetcher
         self.reports = Signal()  # for the reporter
@@ -116,9 +114,11 @@ class Run:
         if worker.notify and can_listen(worker.engine):
             self.listener = Listener(self.database, worker.queue, self.news.set, busy=lambda: not self.waiting)
 
-    def stop(self) -> None:
-        """Take on no more messages; the second time: don't wait for those that are there. In the event loop."""
-        if self.stopping.is_set():
+    def stop(self, *, hurry: bool) -> None:
+        """Take on no more messages; the second time, in a hurry, don't wait for those at hand. In the event loop."""
+        if not self.stopping.is_set():
+            log.info("%s stops; to be finished: %d", self.worker.name, len(self.jobs))
+        elif hurry:
             self.grace.cancel()
         self.stopping.set()
         self.news.set()
@@ -127,21 +127,18 @@ class Run:
         """Work until stopped. Returns how many messages were handed back unfinished."""
         worker = self.worker
         log.info("%s works on queue %r, %d at a time", worker.name, worker.queue, worker.concurrency)
-        try:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self.report)
-                tasks.start_soon(self.beat)
-                if self.listener:
-                    tasks.start_soon(self.listener.run)
-                tasks.start_soon(self.fetch, tasks)
-                started()
-                await self.stopping.wait()
-                await self.finish()
-                tasks.cancel_scope.cancel()
-        finally:
-            self.threads.close()
-        log.info("%s has stopped; handed back unfinished: %d", worker.name, self.handed_back)
-        return self.handed_back
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.report)
+            tasks.start_soon(self.beat)
+            if self.listener:
+                tasks.start_soon(self.listener.run)
+            tasks.start_soon(self.fetch, tasks)
+            started()
+            await self.stopping.wait()
+            await self.finish()
+            tasks.cancel_scope.cancel()
+        log.info("%s has stopped; handed back unfinished: %d", worker.name, len(self.unfinished))
+        return len(self.unfinished)
 
     async def fetch(self, tasks: TaskGroup) -> None:
         while not self.stopping.is_set():
@@ -166,15 +163,17 @@ class Run:
         statement = self.statements.get(limit)
         if statement is None:  # building one takes longer than sending it
             worker = self.worker
-            statement = self.statements[limit] = dequeue(
-                limit=limit,
-                lease=worker.lease,
-                queue=worker.queue,
-                worker=worker.name,
-                message_type=worker.message_type,
+            statement = self.statements[limit] = not_durable(
+                dequeue(
+                    limit=limit,
+                    lease=worker.lease,
+                    queue=worker.queue,
+                    worker=worker.name,
+                    message_type=worker.message_type,
+                )
             )
         batch = await self.database.insist(
-            "dequeue", lambda session: list(session.scalars(statement)), durable=False, until=self.stopping
+            "dequeue", lambda session: list(session.scalars(statement)), alone=True, until=self.stopping
         )
         return batch or []
 
@@ -182,7 +181,7 @@ class Run:
         """Nothing more is eligible: wait for something to happen."""
         self.waiting = True
         listener = self.listener
-        if listener is None or not listener.works or listener.asked:
+        if listener is None or not listener.works or listener.listens:
             # Longer by chance, so that workers which were started together don't stay together.
             await self.news.wait(self.worker.poll * random.uniform(1, 1.2))  # noqa: S311
         elif not await self.news.wait(listener.pause()):
@@ -236,18 +235,19 @@ class Run:
                 continue
             try:
                 await self.send(batch)
-            except DBAPIError:
-                for one in batch:  # so that one that the database refuses doesn't keep the others from it
+            except Exception:  # noqa: BLE001 - one that can't be sent doesn't keep the others from it
+                for one in batch:
                     try:
                         await self.send([one])
-                    except DBAPIError:
+                    except Exception:
                         log.exception("%s can't be reported, and comes back when its lease is over", one[0])
                         self.ended(*one, None)
 
     async def send(self, batch: list[tuple[Job, Decision]]) -> None:
         decisions = [(job.message, decision) for job, decision in batch]
+        alone = len({id(decision) for _, decision in batch}) == 1
         outcomes = await self.database.insist(
-            "report how messages ended", lambda session: apply(session, decisions), patience=3
+            "report how messages ended", lambda session: apply(session, decisions), alone=alone, patience=3
         )
         for (job, decision), outcome in zip(batch, outcomes or [], strict=True):
             self.ended(job, decision, outcome)
@@ -255,12 +255,12 @@ class Run:
     async def beat(self) -> None:
         while True:
             await anyio.sleep(self.worker.lease / 3)
-            jobs = [job for job in self.jobs if not job.decided]
+            jobs = list(self.jobs)  # also those that are done: their reports may have to wait for the database
             if not jobs:
                 continue
-            statement = heartbeat([job.message for job in jobs], lease=self.worker.lease)
+            statement = not_durable(heartbeat([job.message for job in jobs], lease=self.worker.lease))
             extend = partial(_rows, statement=statement)
-            rows = await self.database.insist("extend leases", extend, durable=False)
+            rows = await self.database.insist("extend leases", extend, alone=True)
             for job, row in zip(jobs, rows or [], strict=True):
                 if row.result in _OVER and job.task is not None and not job.task.done():
                     log.warning("%s is no longer ours (%s): cancelled", job, row.result)
@@ -274,15 +274,18 @@ class Run:
         for job in list(self.jobs):
             if job.decided:
                 continue
-            self.handed_back += 1
+            self.unfinished.add(job)
             log.warning("%s is handed back unfinished", job)
             if job.task is not None:
                 job.give_up()
             else:
                 self.decide(job, _HAND_BACK)
         with anyio.move_on_after(_LAST_WORDS):
-            while self.jobs:
+            while self.jobs or self.fetching:
                 await self.releases.wait()
+        for job in self.jobs:
+            log.error("%s could be neither finished nor handed back: it comes back when its lease is over", job)
+        self.unfinished |= self.jobs
 
 
 def _rows(session: Session, statement: Results) -> Sequence[Row[int, str]]:

@@ -12,6 +12,7 @@ import contextvars
 import queue
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 __all__ = ["Threads"]
@@ -41,8 +42,9 @@ class Threads:
         return await future
 
     def call_soon(self, function: Callable[[], object]) -> None:
-        """Call the function in the event loop, from whatever thread."""
-        self._loop.call_soon_threadsafe(function)
+        """Call the function in the event loop, from whatever thread; not if the loop has ended."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(function)
 
     def close(self) -> None:
         """Let idle threads go, now, and the others when they have finished."""
@@ -56,8 +58,7 @@ class Threads:
                 done = (future.set_result, context.run(function))
             except BaseException as error:  # noqa: BLE001 - whatever it is, it is the caller's
                 done = (future.set_exception, error)
-            with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody waits any more
-                self._loop.call_soon_threadsafe(self._hand_over, future, *done)
+            self.call_soon(partial(self._hand_over, future, *done))
             del call, context, function, future, done
 
     def _hand_over(self, future: asyncio.Future[Any], setter: Callable[[Any], None], result: Any) -> None:

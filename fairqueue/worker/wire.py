@@ -6,15 +6,16 @@ import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
-from psycopg import Connection as PsycopgConnection
-from psycopg import Error as PsycopgError
-from sqlalchemy import Connection, Engine, Executable, text
+from sqlalchemy import Engine, Executable, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from .database import Database
+from .database import CLOSING, Database
+
+if TYPE_CHECKING:
+    from psycopg import Connection as PsycopgConnection
 
 __all__ = ["Wire", "can_listen", "connect"]
 
@@ -48,10 +49,11 @@ async def connect(database: Database) -> AsyncIterator[Wire]:
     engine = database.engine
     if isinstance(engine, AsyncEngine):
         connection = await engine.connect()
+        driver: Any = None
         try:
             await connection.execution_options(isolation_level="AUTOCOMMIT")
             raw = await connection.get_raw_connection()
-            driver: Any = raw.driver_connection
+            driver = raw.driver_connection
             raw.detach()
 
             async def execute(statement: Executable) -> Any:
@@ -60,11 +62,16 @@ async def connect(database: Database) -> AsyncIterator[Wire]:
 
             yield _Psycopg(driver, execute) if hasattr(driver, "pgconn") else _Asyncpg(driver, execute)
         finally:
-            with anyio.CancelScope(shield=True), contextlib.suppress(Exception):
+            with anyio.move_on_after(CLOSING, shield=True), contextlib.suppress(Exception):
                 await connection.close()
+                if driver is not None:
+                    await driver.close()  # SQLAlchemy leaves one that is detached open
         return
-    # In a thread, like all that may wait for the database. What is executed is not cancelled: see Listener.
-    plain, driver = await database.threads.run(lambda: _detached(engine))
+    # In a thread, like all that may wait for the database.
+    plain = await database.threads.run(engine.connect)
+    plain = plain.execution_options(isolation_level="AUTOCOMMIT")
+    plain_driver: Any = plain.connection.driver_connection
+    plain.detach()
     try:
 
         async def execute_in_thread(statement: Executable) -> Any:
@@ -74,17 +81,9 @@ async def connect(database: Database) -> AsyncIterator[Wire]:
 
             return await database.threads.run(call)
 
-        yield _Psycopg(driver, execute_in_thread)
+        yield _Psycopg(plain_driver, execute_in_thread)
     finally:
-        with contextlib.suppress(Exception):
-            plain.close()
-
-
-def _detached(engine: Engine) -> tuple[Connection, Any]:
-    connection = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
-    driver = connection.connection.driver_connection
-    connection.detach()
-    return connection, driver
+        plain_driver.close()  # not `plain`: that would wait for a statement which another thread executes
 
 
 class _Psycopg:
@@ -108,7 +107,7 @@ class _Psycopg:
                 self._driver.pgconn.consume_input()
                 while (notification := self._driver.pgconn.notifies()) is not None:
                     self._heard.append(notification.relname.decode())
-            except PsycopgError as error:
+            except Exception as error:
                 raise ConnectionError(str(error)) from error
         heard = list(self._heard)
         self._heard.clear()

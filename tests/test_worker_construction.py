@@ -1,0 +1,118 @@
+"""What a Worker refuses to be made of, before it does anything."""
+
+import asyncio
+import threading
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine
+from sqlalchemy.ext.asyncio import async_sessionmaker
+from sqlalchemy.orm import Session, sessionmaker
+
+import fairqueue as fq
+from tests.acts import put, wait_until
+from tests.fixtures.workers import EngineOf, WorkerOf
+from tests.working import is_empty
+
+
+@pytest.mark.parametrize(
+    ("parameter", "value"),
+    [
+        ("queue", ""),
+        ("concurrency", 0),
+        ("concurrency", 2.5),
+        ("lease", 0.5),
+        ("lease", timedelta(milliseconds=1)),
+        ("poll", 0),
+        ("grace", -1),
+        ("notify", "yes"),
+        ("name", "x" * 256),
+        ("message_type", dict),
+        ("session", 7),
+        ("async_session", 7),
+    ],
+)
+def test_each_parameter_is_named(engine: Engine, parameter: str, value: Any) -> None:
+    with pytest.raises(fq.InvalidValue, match=f"^{parameter} "):
+        fq.Worker(engine, **{parameter: value})
+
+
+def test_the_engine(session: Session, database_url: str) -> None:
+    for engine in (database_url, session):
+        with pytest.raises(fq.InvalidValue, match=r"^engine must be an Engine or an AsyncEngine"):
+            fq.Worker(engine)  # type: ignore[arg-type]
+
+
+def test_one_handler(engine: Engine) -> None:
+    app = fq.Worker(engine, queue="jobs")
+    app.handler(lambda _: None)
+    with pytest.raises(fq.InvalidValue, match=r"queue 'jobs' has a handler already, .*<lambda>"):
+        app.handler(lambda _: None)
+    with pytest.raises(fq.FairqueueError, match="queue 'default' has no handler"):
+        fq.Worker(engine).run()
+
+
+def test_what_is_no_handler(engine: Engine) -> None:
+    def yields(message: Any) -> Any:
+        yield message
+
+    async def yields_too(message: Any) -> Any:
+        yield message
+
+    given: list[Any] = [42, lambda: None, lambda _, __, ___: None, lambda *, _: None, yields, yields_too, type]
+    for each in given:
+        with pytest.raises(fq.InvalidValue, match=r"^a handler must be a function"):
+            fq.Worker(engine).handler(each)
+    for field in ("dead", "cancel"):
+        wrong: Any = {field: (ValueError, "KeyError")}
+        with pytest.raises(fq.InvalidValue, match=f"^{field} must be an exception class or a tuple of them"):
+            fq.Worker(engine).handler(**wrong)(lambda _: None)
+
+
+def test_sessions_that_do_not_fit(engine_of: EngineOf) -> None:
+    engine, async_engine = engine_of("plain"), engine_of("async")
+
+    def plain(message: Any, session: Session) -> None: ...
+    async def asynchronous(message: Any, session: Any) -> None: ...
+
+    with pytest.raises(fq.InvalidValue, match=r"asynchronous is async and takes a session.*async_session="):
+        fq.Worker(engine).handler(asynchronous)
+    with pytest.raises(fq.InvalidValue, match=r"plain is no async function and takes a session.*session="):
+        fq.Worker(async_engine).handler(plain)
+    fq.Worker(engine, async_session=async_sessionmaker(async_engine)).handler(asynchronous)
+    fq.Worker(async_engine, session=sessionmaker(engine)).handler(plain)
+
+
+def test_a_pool_that_is_too_small(session: Session, engine_of: EngineOf) -> None:
+    """Only where handlers have their sessions of it."""
+    small = engine_of("plain", pool_size=3, max_overflow=1)
+    app = fq.Worker(small, concurrency=2)
+    app.handler(lambda _, __: None)
+    with pytest.raises(fq.InvalidValue, match=r"concurrency 2 needs up to 5 connections, .* has 4 .*pool_size=5"):
+        app.run()
+    without = fq.Worker(small, concurrency=2)
+    without.handler(lambda _: None)
+    elsewhere = fq.Worker(small, concurrency=2, session=sessionmaker(engine_of("plain")))
+    elsewhere.handler(lambda _, __: None)
+    for each in (without, elsewhere):
+        put(session, "acme")
+        with each:
+            wait_until(lambda: is_empty(session))
+
+
+def test_a_schema_that_is_not_there(empty_database_url: str, worker_of: WorkerOf) -> None:
+    """Raised plainly, however the worker is run."""
+    app = worker_of("plain", lambda *_: None, engine={"url": empty_database_url})
+    with pytest.raises(fq.SchemaVersionError, match="has no fairqueue"):
+        app.run()
+    with pytest.raises(fq.SchemaVersionError, match="has no fairqueue"), app:
+        pass
+
+    async def embed() -> None:
+        async with app:
+            pass
+
+    with pytest.raises(fq.SchemaVersionError, match="has no fairqueue"):
+        asyncio.run(embed())
+    wait_until(lambda: not [each for each in threading.enumerate() if each.name.startswith("fairqueue-")])

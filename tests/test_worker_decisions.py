@@ -1,0 +1,246 @@
+"""What becomes of a message when its handler fails, or says what is to become of it."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from sqlalchemy import select, text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.orm import Session
+
+import fairqueue as fq
+from fairqueue.worker.database import Database, _lost
+from fairqueue.worker.threads import Threads
+from tests.acts import put, wait_until
+from tests.fixtures.workers import EngineOf, WorkerOf
+from tests.working import WITH_SESSION, act, add_effects, effects, is_empty, wait_for_endings
+
+
+class Gone(Exception):
+    pass
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("not even this")
+
+
+def fate(session: Session) -> str:
+    """What became of the one message: how it ended, or what it waits for."""
+    session.rollback()
+    if dead := session.scalars(select(fq.DeadMessage)).all():
+        return f"dead: {dead[0].error}"
+    if ended := session.execute(select(fq.History.outcome, fq.History.error)).all():
+        return f"{ended[0].outcome}: {ended[0].error}"
+    columns = "leased_until, forgiven, error, state, dequeue_at > fairqueue.unix_ms(fairqueue.clock()) + 1e6 AS later"
+    row = session.execute(text(f"SELECT attempt, {columns} FROM fairqueue.message")).one_or_none()
+    if row is None or row.leased_until is not None or not row.attempt:
+        return ""  # it is about to happen
+    return f"attempt {row.attempt - row.forgiven}, later {row.later}, state {row.state}: {row.error}"
+
+
+DECISIONS: dict[str, tuple[Callable[[], object], str]] = {
+    "Retry": (lambda: fq.Retry("not yet", delay=3600), "attempt 1, later True, state None: not yet"),
+    "Retry of an error": (lambda: fq.Retry(Gone("x"), delay=3600), "attempt 1, later True, state None: Gone: x"),
+    "DeadLetter": (lambda: fq.DeadLetter("useless"), "dead: useless"),
+    "DeadLetter class": (lambda: fq.DeadLetter, "dead: "),
+    "Cancel": (lambda: fq.Cancel("not needed"), "cancelled: not needed"),
+    "Cancel of what can't be stored": (lambda: fq.Cancel("a\x00b\udcff"), "cancelled: ab?"),
+    "Defer": (lambda: fq.Defer(delay=3600, state={"page": 2}), "attempt 0, later True, state {'page': 2}: None"),
+}
+
+
+CASES = [("plain session", decision, False) for decision in DECISIONS]
+CASES += [("async session", decision, True) for decision in DECISIONS]
+CASES += [(kind, "Defer", False) for kind in ("plain", "async", "async session", "asyncpg session")]
+CASES += [(kind, "Cancel", True) for kind in ("plain", "async", "plain session", "asyncpg session")]
+
+
+@pytest.mark.parametrize(("kind", "decision", "raised"), CASES)
+def test_decisions(kind: str, decision: str, raised: bool, session: Session, worker_of: WorkerOf) -> None:
+    """What is returned commits with the handler's writes; what is raised undoes them. No other attempt follows."""
+    make, expected = DECISIONS[decision]
+    add_effects(session)
+    (id_,) = put(session, "acme")
+
+    def body(message: fq.LeasedMessage[Any], own: Session | None) -> object:
+        act(message, own)
+        made: Any = make()
+        if raised:
+            raise made
+        return made
+
+    with worker_of(kind, body):
+        wait_until(lambda: fate(session))
+    assert fate(session) == expected
+    assert effects(session) == ([(id_, 1)] if kind in WITH_SESSION and not raised else [])
+
+
+ERRORS: dict[str, tuple[Callable[[], BaseException], str]] = {
+    "any": (lambda: KeyError("x"), "attempt 1, later True, state None: KeyError: 'x'"),
+    "dead": (lambda: UnicodeDecodeError("utf-8", b"x", 0, 1, "bad"), "dead: UnicodeDecodeError: 'utf-8' codec"),
+    "cancel": (lambda: Gone("the user \udcff"), "cancelled: Gone: the user ?"),
+    "unprintable": (Unprintable, "attempt 1, later True, state None: Unprintable"),
+    "exit": (lambda: SystemExit(2), "attempt 1, later True, state None: SystemExit: 2"),
+    "base": (lambda: BaseException("rude"), "attempt 1, later True, state None: BaseException: rude"),
+    "stop": (lambda: StopIteration(1), "attempt 1, later True, state None: "),
+    "wrong reason": (lambda: fq.Retry(5), "attempt 1, later True, state None: InvalidValue: reason must be"),  # type: ignore[arg-type]
+    "wrong state": (lambda: fq.Defer(state=object()), "attempt 1, later True, state None: InvalidValue: state must be"),
+    "cancelled": (asyncio.CancelledError, "attempt 1, later True, state None: "),
+}
+
+
+@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("kind", ["plain session", "async session"])
+def test_errors(kind: str, error: str, session: Session, worker_of: WorkerOf, caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever a handler raises is of its own message, and the worker goes on with the next one."""
+    # pytest-xdist can't send a captured log with what is no character.
+    caplog.set_level(logging.CRITICAL, "fairqueue.worker")
+    make, expected = ERRORS[error]
+    add_effects(session)
+    session.add(fq.Queue(name="default", backoff=36000))
+    put(session, "acme", payload="bad")
+
+    def body(message: fq.LeasedMessage[Any], own: Session | None) -> object:
+        act(message, own)
+        if message.payload == "bad":
+            raise make()
+        return None
+
+    with worker_of(kind, body, dead=(UnicodeError,), cancel=Gone, concurrency=1):
+        wait_until(lambda: fate(session))
+        assert fate(session).startswith(expected)
+        assert effects(session) == []
+        (good,) = put(session, "acme")
+        wait_until(lambda: good in completed(session))
+
+
+def completed(session: Session) -> list[int]:
+    session.rollback()
+    return list(session.scalars(select(fq.History.message_id).where(fq.History.outcome == "completed")))
+
+
+def test_attempts_are_used_up(session: Session, worker_of: WorkerOf) -> None:
+    put(session, "acme", max_attempts=3, backoff=0)
+    attempts: list[tuple[int, str | None]] = []
+
+    def body(message: fq.LeasedMessage[Any], _: object) -> None:
+        attempts.append((message.attempt, message.error))
+        raise Gone(message.attempt)
+
+    with worker_of("plain", body):
+        assert wait_for_endings(session, 1) == {"dead": 1}
+    assert attempts == [(1, None), (2, "Gone: 1"), (3, "Gone: 2")]
+    assert fate(session) == "dead: Gone: 3"
+
+
+def test_work_in_steps(session: Session, worker_of: WorkerOf) -> None:
+    """Deferrals hand on a state, and use up no attempt."""
+    put(session, "acme", max_attempts=1)
+    states: list[Any] = []
+
+    def body(message: fq.LeasedMessage[Any], _: object) -> object:
+        states.append(message.state)
+        return fq.Defer(state=len(states)) if len(states) < 4 else None
+
+    with worker_of("async session", body):
+        assert wait_for_endings(session, 1) == {"completed": 1}
+    assert states == [None, 1, 2, 3]
+
+
+@dataclass
+class Upload:
+    path: str
+
+
+class UploadMessage(fq.TypedMessage[Upload], payload_type=Upload):
+    pass
+
+
+@pytest.mark.parametrize("kind", ["plain", "async session"])
+def test_a_payload_that_does_not_fit(kind: str, session: Session, worker_of: WorkerOf) -> None:
+    """It is a dead letter, the handler isn't called, and the others aren't concerned."""
+    put(session, "acme", payload={"path": 7})
+    put(session, "acme", payload={"path": "a.pdf"})
+    paths: list[str] = []
+
+    def body(message: fq.LeasedMessage[Any], _: object) -> None:
+        paths.append(message.payload.path)
+
+    with worker_of(kind, body, message_type=UploadMessage):
+        assert wait_for_endings(session, 2) == {"dead": 1, "completed": 1}
+    assert paths == ["a.pdf"]
+    assert fate(session).startswith("dead: InvalidValue: the stored payload is no ")
+
+
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_a_decision_that_cannot_be_sent(kind: str, session: Session, worker_of: WorkerOf) -> None:
+    """It is left to its lease, and those that are sent along with it are not."""
+
+    class Broken(fq.Retry):
+        def __init__(self) -> None:  # forgets all that a Retry is made of
+            pass
+
+    put(session, "bad", payload="bad")
+    put(session, "acme", 5)
+
+    def body(message: fq.LeasedMessage[Any], _: object) -> object:
+        return Broken() if message.payload == "bad" else None
+
+    with worker_of(kind, body, lease=3600):
+        assert wait_for_endings(session, 5) == {"completed": 5}
+        put(session, "acme")
+        assert wait_for_endings(session, 6) == {"completed": 6}
+    session.rollback()
+    assert session.scalars(select(fq.Message.channel)).all() == ["bad"]
+
+
+def test_a_coroutine_that_nobody_awaits(session: Session, engine_of: EngineOf) -> None:
+    """A function that only hands on an async one looks like a plain one: it must not count as done."""
+    put(session, "acme", max_attempts=1)
+    done: list[object] = []
+
+    async def work(message: object) -> None:
+        done.append(message)
+
+    app = fq.Worker(engine_of("plain"), poll=0.05)
+    app.handler(lambda message: work(message))  # noqa: PLW0108 - this is what it is about
+    with app:
+        assert wait_for_endings(session, 1) == {"dead": 1}
+    assert fate(session).startswith("dead: TypeError: the handler returned a coroutine, which nobody awaits")
+    assert not done
+    assert is_empty(session)
+
+
+CIRCUMSTANCES = {
+    "SELECT pg_terminate_backend(pg_backend_pid())": True,
+    "SET LOCAL statement_timeout = 1; SELECT pg_sleep(60)": True,
+    "DO $$ BEGIN RAISE SQLSTATE '40001'; END $$": True,
+    "DO $$ BEGIN RAISE SQLSTATE '57P03'; END $$": True,  # the server is starting up
+    "DO $$ BEGIN RAISE SQLSTATE '53300'; END $$": True,  # there are too many connections
+    "DO $$ BEGIN RAISE SQLSTATE '22023'; END $$": False,
+    "SELECT no_such_column": False,
+    "SELECT 1 / 0": False,
+}
+
+
+@pytest.mark.parametrize("kind", ["plain", "async", "asyncpg"])
+async def test_what_is_not_the_statements_fault(kind: str, engine_of: EngineOf) -> None:
+    """Only what the database refuses for its own sake is given up; drivers disagree on what is an OperationalError."""
+    database = Database(engine_of(kind), Threads())
+    for statement, lost in CIRCUMSTANCES.items():
+
+        def execute(session: Session, statement: str = statement) -> None:
+            for each in statement.split("; ") if statement.startswith("SET") else [statement]:
+                session.execute(text(each))
+
+        with pytest.raises(DBAPIError) as caught:
+            await database.run(execute)
+        assert _lost(caught.value) == lost, statement
+    database.threads.close()
+    if isinstance(database.engine, AsyncEngine):
+        await database.engine.dispose()

@@ -1,0 +1,147 @@
+"""The connection that a worker listens on: lost, dumb, made anew; and what is committed at the worst moment."""
+
+import logging
+import threading
+from typing import Any
+
+import psycopg
+import pytest
+from sqlalchemy import Engine, event
+from sqlalchemy.orm import Session
+
+from fairqueue.worker import listening
+from tests.acts import put, wait_until
+from tests.fixtures.workers import WorkerOf
+from tests.working import (
+    LISTENING,
+    RARELY,
+    wait_for_endings,
+    wait_until_it_waits,
+)
+
+THIS_DATABASE = " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+
+
+class TestRaces:
+    """What is committed at the worst moment. In threads, so that a statement can be held up without the worker."""
+
+    def test_before_it_has_asked(self, engine: Engine, session: Session, worker_of: WorkerOf) -> None:
+        """Between the dequeue that found nothing and the request: nobody notifies, so it has to look once more."""
+        app = worker_of("plain", lambda *_: None, poll=RARELY)
+
+        def enqueue_first(_: Any, __: Any, statement: str, *___: Any) -> None:
+            if "queue_listen" in statement:
+                with Session(engine) as other:
+                    put(other, "acme")
+
+        event.listen(app.engine, "before_cursor_execute", enqueue_first)
+        with app:
+            wait_for_endings(session, 1)
+
+    def test_while_it_takes_that_back(self, engine: Engine, session: Session, worker_of: WorkerOf) -> None:
+        """When it has been taken back, but the worker doesn't know that yet, it must not rely on being notified."""
+        app = worker_of("plain", lambda *_: None, poll=RARELY)
+        armed, taken_back = threading.Event(), threading.Event()
+
+        def inside() -> Any:
+            return app._run
+
+        def hear_of_one_while_busy(_: Any, __: Any, statement: str, *___: Any) -> None:
+            if "message_dequeue" in statement and armed.is_set():
+                armed.clear()
+                with Session(engine) as other:
+                    put(other, "acme")
+                wait_until(lambda: not inside().listener._wanted)
+
+        def enqueue_meanwhile(_: Any, __: Any, statement: str, *___: Any) -> None:
+            if "queue_unlisten" in statement and not taken_back.is_set():
+                taken_back.set()
+                with Session(engine) as other:
+                    wait_for_endings(other, 2)
+                    wait_until(lambda: inside().waiting and not inside().jobs and not inside().news._event.is_set())
+                    put(other, "acme")
+
+        event.listen(app.engine, "before_cursor_execute", hear_of_one_while_busy)
+        event.listen(app.engine, "after_cursor_execute", enqueue_meanwhile)
+        with app:
+            wait_until_it_waits(app)
+            armed.set()
+            put(session, "acme")
+            wait_for_endings(session, 3)
+        assert taken_back.is_set()
+
+
+class TestTheConnection:
+    @pytest.mark.parametrize("kind", LISTENING)
+    def test_lost(
+        self, kind: str, session: Session, worker_of: WorkerOf, watching: psycopg.Connection, caplog: Any
+    ) -> None:
+        """It is made anew, and what came in between is found."""
+        app = worker_of(kind, lambda *_: None, poll=RARELY)
+        query = "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ShareLock'"
+        with app:
+            wait_until_it_waits(app)
+            for number in range(3):
+                assert watching.execute(query + THIS_DATABASE).fetchall() == [(True,)]
+                put(session, "acme")
+                wait_for_endings(session, number + 1)
+                wait_until_it_waits(app)
+        assert caplog.text.count("lost the connection that listens") == 3
+
+    @pytest.mark.parametrize("kind", LISTENING)
+    def test_probe(
+        self,
+        kind: str,
+        session: Session,
+        worker_of: WorkerOf,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        """Notifications that don't arrive are noticed, and said once; then it polls; and when they do, it listens."""
+        monkeypatch.setattr(listening, "PROBE_TIMEOUT", 0.1)
+        monkeypatch.setattr(listening, "RETRY_INTERVAL", 0.1)
+        lost = True
+        arrives = listening.Listener._arrives
+
+        async def sent_to_nobody(self: Any, wire: Any) -> bool:
+            if lost:  # as behind a pooler
+                probe, self._probe = self._probe, "elsewhere"
+                try:
+                    return await arrives(self, wire)
+                finally:
+                    self._probe = probe
+            return await arrives(self, wire)
+
+        monkeypatch.setattr(listening.Listener, "_arrives", sent_to_nobody)
+        app = worker_of(kind, lambda *_: None)
+        with app:
+            wait_until(lambda: "notifications of the database do not arrive" in caplog.text)
+            put(session, "acme")
+            wait_for_endings(session, 1)
+            caplog.clear()
+            caplog.set_level(logging.INFO, "fairqueue.worker")
+            lost = False
+            wait_until_it_waits(app)
+        assert "notifications of the database arrive" in caplog.text
+
+    def test_that_goes_dumb(
+        self,
+        session: Session,
+        worker_of: WorkerOf,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        """One that has worked and doesn't any more, as behind a firewall that forgot it, is made anew at once."""
+        monkeypatch.setattr(listening, "PROBE_TIMEOUT", 0.2)
+        monkeypatch.setattr(listening, "PROBE_INTERVAL", 0.2)
+        app = worker_of("plain", lambda *_: None, poll=RARELY)
+        with app:
+            wait_until_it_waits(app)
+            assert app._run is not None
+            assert app._run.listener is not None
+            app._run.listener._probe += "_of_old"  # what it listens to is no longer what is sent
+            wait_until(lambda: "notifications don't arrive any more" in caplog.text)
+            wait_until_it_waits(app)
+            put(session, "acme")
+            wait_for_endings(session, 1)
+        assert "do not arrive, so queue" not in caplog.text

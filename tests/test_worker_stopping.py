@@ -1,0 +1,377 @@
+"""How a worker ends: told to, or killed; and how it loses a message. Nothing is lost or left behind by that."""
+
+import asyncio
+import os
+import random
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from sqlalchemy import Engine, create_engine, event, select, text
+from sqlalchemy.orm import Session
+
+import fairqueue as fq
+from fairqueue import embedded, schema
+from fairqueue.testing import Clock
+from fairqueue.worker import listening, running
+from tests.acts import lease_of, put, take, wait_until
+from tests.fixtures.workers import EngineOf, WorkerOf
+from tests.invariants import check_invariants
+from tests.working import (
+    Process,
+    act,
+    add_effects,
+    effects,
+    endings,
+    is_empty,
+    leased,
+    statements,
+    wait_for_endings,
+    wait_until_it_waits,
+)
+
+Start = Callable[..., Process]
+
+
+@pytest.fixture
+def start(tmp_path: Path, database_url: str) -> Iterator[Start]:
+    """Starts a worker process, with a handler given as source; it ends with the test at the latest."""
+    started: list[Process] = []
+
+    def start(handler: str, **options: object) -> Process:
+        started.append(Process(tmp_path, database_url, handler, **options))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+
+
+PATIENT = """
+def handle(message):
+    say("started")
+    wait_for("go")
+"""
+PATIENT_ASYNC = """
+async def handle(message, session):
+    await session.execute(text("SELECT 1"))
+    say("started")
+    await wait_for_async("go")
+"""
+HANGING = """
+def handle(message, session):
+    session.execute(text("INSERT INTO public.effect VALUES (1, 1)"))
+    say("started")
+    time.sleep(3600)
+"""
+HANGING_ASYNC = """
+async def handle(message, session):
+    await session.execute(text("INSERT INTO public.effect VALUES (1, 1)"))
+    say("started")
+    await asyncio.sleep(3600)
+"""
+
+
+class TestProcesses:
+    @pytest.mark.parametrize(
+        ("handler", "number"), [(PATIENT, signal.SIGTERM), (PATIENT_ASYNC, signal.SIGINT)], ids=["plain", "async"]
+    )
+    def test_finishes_what_it_has(self, start: Start, session: Session, handler: str, number: signal.Signals) -> None:
+        """And takes on nothing more."""
+        put(session, "acme", 3)
+        process = start(handler, concurrency=2)
+        process.wait_until_said("started", 2)
+        process.signal(number)
+        process.wait_for_log("stops; to be finished: 2")
+        process.say("go")
+        assert process.wait() == 0
+        assert endings(session) == ["completed"] * 2
+        left = session.execute(select(fq.Message.attempt, fq.Message.leased_until)).all()
+        assert left == [(0, None)]
+
+    @pytest.mark.parametrize(
+        ("handler", "signals"), [(HANGING, 1), (HANGING_ASYNC, 1), (HANGING, 2)], ids=["plain", "async", "twice"]
+    )
+    def test_hands_back_what_does_not_end(self, start: Start, session: Session, handler: str, signals: int) -> None:
+        """After the time of grace, or a second signal. The process ends, though a thread of it hangs."""
+        add_effects(session)
+        ids = [id_ for priority in (5, 0) for id_ in put(session, "acme", priority=priority, max_attempts=1)]
+        process = start(handler, concurrency=1, grace=0.1 if signals == 1 else 3600)
+        process.wait_until_said("started")
+        process.signal()
+        if signals == 2:
+            process.wait_for_log("stops; to be finished: 1")
+            process.signal()
+        assert process.wait() == 3
+        assert "is handed back unfinished" in process.log.read_text()
+        assert effects(session) == []
+        batch = lease_of(session, 2)
+        assert [(message.id, message.attempt, message.forgiven) for message in batch] == [
+            (ids[0], 2, 1),
+            (ids[1], 1, 0),
+        ]
+        check_invariants(session.connection())
+
+    def test_killed(self, start: Start, worker_of: WorkerOf, session: Session) -> None:
+        """Its messages come back when their leases are over, and what it wrote is gone."""
+        add_effects(session)
+        (id_,) = put(session, "acme")
+        process = start(HANGING, lease=1)
+        process.wait_until_said("started")
+        process.kill()
+        assert endings(session) == []
+        with worker_of("plain session", act):
+            assert wait_for_endings(session, 1) == {"completed": 1}
+        assert effects(session) == [(id_, 2)]
+
+    def test_nobody_listens_any_more(self, start: Start, session: Session) -> None:
+        """Neither the advisory lock nor a LISTEN outlives the worker, killed or stopped."""
+        for how in (signal.SIGKILL, signal.SIGTERM):
+            process = start(PATIENT, name=f"idle {how.name}")
+            wait_until(lambda: advisory_locks(session) == 1)
+            process.signal(how)
+            assert process.wait() == (0 if how == signal.SIGTERM else -signal.SIGKILL)
+            wait_until(lambda: advisory_locks(session) == 0)
+
+
+def advisory_locks(session: Session) -> int:
+    session.rollback()
+    query = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ShareLock'"
+    query += " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+    count: int = session.scalars(text(query)).one()
+    return count
+
+
+class TestEmbedding:
+    @pytest.mark.parametrize("kind", ["plain", "async session", "asyncpg"])
+    def test_in_a_with_block(self, kind: str, session: Session, worker_of: WorkerOf) -> None:
+        """What was begun is finished, also when the block ends with an error; which is raised as it is."""
+        go, begun = threading.Event(), threading.Event()
+
+        def body(message: fq.LeasedMessage[Any], _: object) -> None:
+            begun.set()
+            assert go.wait(30) if kind == "plain" else True
+
+        app = worker_of(kind, body)
+        for _ in range(2):  # again, in another event loop
+            put(session, "acme")
+            with pytest.raises(KeyError, match="mine"), app:  # noqa: PT012
+                assert begun.wait(30)
+                threading.Timer(0.05, go.set).start()
+                raise KeyError("mine")
+            assert is_empty(session)
+            go.clear()
+            begun.clear()
+
+    @pytest.mark.parametrize("kind", ["plain", "async session", "asyncpg"])
+    async def test_in_an_event_loop(self, kind: str, session: Session, worker_of: WorkerOf) -> None:
+        app = worker_of(kind, lambda *_: None)
+        put(session, "acme", 5)
+        with pytest.raises(KeyError, match="mine"):  # noqa: PT012
+            async with app:
+                await anyio.to_thread.run_sync(wait_for_endings, session, 5)
+                with pytest.raises(fq.FairqueueError, match="is running already"):
+                    await app.run_async()
+                raise KeyError("mine")
+        assert is_empty(session)
+        if kind != "plain":
+            await app.engine.dispose()  # type: ignore[misc]
+
+    def test_stopped_from_elsewhere(self, session: Session, worker_of: WorkerOf) -> None:
+        """From another thread, which may be the handler's; a stop of a worker that doesn't run does nothing."""
+        app = worker_of("plain", lambda *_: app.stop())
+        app.stop()
+        put(session, "acme", 2)
+        app.concurrency = 1
+        assert asyncio.run(app.run_async()) == 0
+        app.stop()
+        assert endings(session) == ["completed"]
+        with app:
+            wait_for_endings(session, 2)
+
+    @pytest.mark.parametrize("kind", ["plain", "async"])
+    def test_stopped_before_the_block_ends(self, kind: str, session: Session, engine_of: EngineOf) -> None:
+        """The end of the block isn't a second stop, which wouldn't wait for the handlers."""
+        put(session, "acme")
+        begun = threading.Event()
+        app = fq.Worker(engine_of(kind), poll=0.05)
+
+        def plain(message: object) -> None:
+            begun.set()
+            stopping.wait(30)
+
+        async def asynchronous(message: object) -> None:
+            begun.set()
+            await anyio.to_thread.run_sync(stopping.wait, 30)
+
+        stopping = threading.Event()
+        app.handler(plain if kind == "plain" else asynchronous)
+        with app:
+            assert begun.wait(30)
+            app.stop()
+            threading.Timer(0.2, stopping.set).start()
+        assert endings(session) == ["completed"]
+
+    def test_several_workers_and_one_that_fails(
+        self, session: Session, worker_of: WorkerOf, engine_of: EngineOf
+    ) -> None:
+        """The others finish what they have; then the error is raised."""
+        put(session, "acme", queue="good")
+        good = worker_of("plain", lambda *_: None, queue="good")
+        bad = worker_of("plain", lambda *_: None, queue="bad")
+
+        async def fail_later(**_: object) -> int:
+            await anyio.to_thread.run_sync(wait_for_endings, session, 1)
+            raise KeyError("mine")
+
+        bad.run_async = fail_later  # type: ignore[method-assign]
+        with pytest.raises(KeyError, match="mine"):
+            fq.worker.run(good, bad)
+        assert leased(session) == 0
+
+
+@pytest.mark.parametrize("kind", ["plain session", "async", "asyncpg session"])
+@pytest.mark.parametrize("grace", [0, 30])
+def test_nothing_stays_leased(kind: str, grace: float, session: Session, worker_of: WorkerOf) -> None:
+    """Stopped while it dequeues, the worst moment, and at others: what it has leased is finished or handed back."""
+    add_effects(session)
+    put(session, "acme", 200)
+    app = worker_of(kind, act, grace=grace, concurrency=5)
+    engine: Any = getattr(app.engine, "sync_engine", app.engine)
+
+    def stop_now(_: Any, __: Any, statement: str, *___: Any) -> None:
+        if "message_dequeue" in statement:
+            app.stop()
+
+    dice = random.Random(kind)  # noqa: S311
+    for number in range(12):
+        if at_worst := number % 2 == 0:
+            event.listen(engine, "before_cursor_execute", stop_now)
+        enough = len(endings(session)) + dice.randrange(4)
+        with app:
+            if at_worst:
+                wait_until(lambda: app._run is None)
+                event.remove(engine, "before_cursor_execute", stop_now)
+            else:
+                wait_for_endings(session, enough)
+        assert leased(session) == 0
+        if kind == "async":
+            assert sorted(endings(session)) == ["completed"] * len(endings(session))
+        else:
+            assert len(effects(session)) == len(endings(session))
+    used = session.execute(select(fq.Message.id).where(fq.Message.attempt != fq.Message.forgiven)).all()
+    assert used == []
+    check_invariants(session.connection())
+
+
+class TestLeases:
+    def test_they_are_extended(self, engine: Engine, session: Session, worker_of: WorkerOf) -> None:
+        """A handler may take longer than a lease, by far: nobody else gets its message."""
+        put(session, "acme")
+        done = threading.Event()
+        lasts = text("SELECT extract(epoch FROM leased_until - fairqueue.clock())::float FROM fairqueue.message")
+
+        def left() -> float:
+            session.rollback()
+            return session.scalar(lasts) or 0.0
+
+        with Clock(engine) as clock:
+            clock.freeze()
+            with worker_of("plain", lambda *_: done.wait(30), lease=1):
+                wait_until(lambda: leased(session))
+                for _ in range(3):
+                    wait_until(lambda: left() == 1)
+                    clock.tick(0.75)
+                    assert take(session) == []
+                done.set()
+                assert wait_for_endings(session, 1) == {"completed": 1}
+
+    @pytest.mark.parametrize("how", ["cancelled", "taken"])
+    @pytest.mark.parametrize("kind", ["async", "asyncpg session"])
+    def test_one_that_is_lost(  # noqa: PLR0917
+        self,
+        kind: str,
+        how: str,
+        engine: Engine,
+        session: Session,
+        engine_of: EngineOf,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        """An async handler is cancelled at the next heartbeat; its slot is free, and what it wrote is undone."""
+        add_effects(session)
+        (id_,) = put(session, "acme")
+        ended: list[str] = []
+        app = fq.Worker(engine_of(kind), lease=1, concurrency=1, poll=0.05)
+
+        async def work(message: fq.LeasedMessage[Any], own: Any = None) -> None:
+            if message.id != id_:
+                return
+            if kind.endswith("session"):
+                await own.run_sync(lambda plain: act(message, plain))
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                ended.append("cancelled")
+                raise
+
+        async def work_alone(message: fq.LeasedMessage[Any]) -> None:
+            await work(message)
+
+        app.handler(work if kind.endswith("session") else work_alone)
+        with app:
+            wait_until(lambda: leased(session))
+            if how == "cancelled":
+                assert session.execute(fq.cancel(id_)).one().result == "cancelled"
+                session.commit()
+            else:
+                with Clock(engine) as clock:
+                    clock.tick(3)
+                    wait_until(lambda: lease_of(session) or ended)
+            wait_until(lambda: ended)
+            put(session, "globex")
+            wait_until(lambda: "completed" in endings(session))
+        assert "is no longer ours" in caplog.text
+        assert effects(session) == []
+
+
+@pytest.mark.parametrize("kind", ["plain session", "async session"])
+def test_a_server_that_hangs(
+    kind: str, own_server: embedded.Server, worker_of: WorkerOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stop ends the worker all the same, though nothing can be handed back."""
+    monkeypatch.setattr(running, "_LAST_WORDS", 0.2)
+    monkeypatch.setattr(listening, "ANSWER_TIMEOUT", 0.2)
+    url = own_server.url()
+    engine = create_engine(url)
+    with engine.begin() as connection:
+        schema.install(connection)
+    engine.dispose()
+    app = worker_of(kind, lambda *_: None, engine={"url": url}, grace=0.2)
+    with app, statements(app.engine, "message_dequeue") as sent, statements(app.engine, "queue_unlisten") as taken_back:
+        wait_until_it_waits(app)
+        pids = [own_server.pid, *children(own_server.pid)]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        assert app._run is not None
+        assert app._run.listener is not None
+        app._run.threads.call_soon(app._run.listener.cease)
+        more = len(sent)
+        wait_until(lambda: len(sent) > more and taken_back)
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+    # What was abandoned comes to its end with the server.
+    wait_until(lambda: not [each for each in threading.enumerate() if each.name.startswith("fairqueue-")])
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.fixture
+def own_server() -> Iterator[embedded.Server]:
+    with embedded.ephemeral() as server:
+        yield server
