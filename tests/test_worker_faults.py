@@ -83,6 +83,7 @@ def test_workers_with_faults(own_server: embedded.Server, tmp_path: Path) -> Non
             troubles.make()
             witness.look()
         troubles.end()
+        engine.dispose()  # its connections may have been ended
         crew.replace_the_dead()
         with Session(engine) as session:
             wait_until(lambda: is_empty(session), deadline=60)

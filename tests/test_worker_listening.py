@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from typing import Any
 
 import psycopg
@@ -15,6 +16,7 @@ from tests.fixtures.workers import WorkerOf
 from tests.working import (
     LISTENING,
     RARELY,
+    statements,
     wait_for_endings,
     wait_until_it_waits,
 )
@@ -38,8 +40,14 @@ class TestRaces:
         with app:
             wait_for_endings(session, 1)
 
-    def test_while_it_takes_that_back(self, engine: Engine, session: Session, worker_of: WorkerOf) -> None:
-        """When it has been taken back, but the worker doesn't know that yet, it must not rely on being notified."""
+    @pytest.mark.parametrize("slow", [False, True])
+    def test_while_it_takes_that_back(
+        self, slow: bool, engine: Engine, session: Session, worker_of: WorkerOf, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """When it has been taken back, but the worker doesn't know that yet, it must not rely on being notified.
+
+        Slow: the answer comes so late that the fetcher has given up waiting for it, and looks and asks in turn.
+        """
         app = worker_of("plain", lambda *_: None, poll=RARELY)
         armed, taken_back = threading.Event(), threading.Event()
 
@@ -59,12 +67,17 @@ class TestRaces:
                 with Session(engine) as other:
                     wait_for_endings(other, 2)
                     wait_until(lambda: inside().waiting and not inside().jobs and not inside().news._event.is_set())
+                    if slow:
+                        looks, until = len(sent), time.monotonic() + 1
+                        wait_until(lambda: len(sent) > looks + 3 or time.monotonic() > until)
                     put(other, "acme")
 
         event.listen(app.engine, "before_cursor_execute", hear_of_one_while_busy)
         event.listen(app.engine, "after_cursor_execute", enqueue_meanwhile)
-        with app:
+        with app, statements(app.engine, "message_dequeue") as sent:
             wait_until_it_waits(app)
+            if slow:
+                monkeypatch.setattr(listening, "PROBE_TIMEOUT", 0.01)
             armed.set()
             put(session, "acme")
             wait_for_endings(session, 3)

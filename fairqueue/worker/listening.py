@@ -130,6 +130,7 @@ class Listener:
         self._changed = anyio.Event()
         wanted = self._wanted and self.works
         if self._asked != wanted:
+            self._asked = False  # also before the answer to queue_unlisten: by then it may be taken back already
             # Shielded: an answer that nobody reads would be taken for that of the next statement.
             with anyio.fail_after(ANSWER_TIMEOUT, shield=True):
                 function = "queue_listen" if wanted else "queue_unlisten"
