@@ -9,10 +9,10 @@ ready := .venv/.ready
 install := -m pip install --quiet --disable-pip-version-check --no-compile
 
 .DEFAULT_GOAL := help
-.PHONY: help test soak demo example lint types check matrix lock clean
+.PHONY: help test soak demo example bench bench-full lint types check matrix lock clean
 
 help:  ## this text
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 test: $(ready)  ## run the tests; PYTEST_ARGS="-k fair" is handed to pytest
 	$(python) -m pytest $(PYTEST_ARGS)
@@ -26,6 +26,12 @@ demo: $(ready)  ## see fair queueing at work; TENANTS=20 FILES=folder take other
 
 example: $(ready)  ## a shop with Flask, FastAPI and three workers on one database; WEB=5000 API=8000 choose ports
 	$(python) -m examples.shop $(if $(WEB),--web $(WEB)) $(if $(API),--api $(API))
+
+bench: $(ready)  ## fairness and speed beside a queue without fairness, and others: some minutes, to docs/benchmarks
+	$(python) -m benchmarks
+
+bench-full: $(ready)  ## the same at full size: hours
+	$(python) -m benchmarks --full
 
 lint: $(ready)  ## ruff: rules and format
 	$(python) -m ruff check

@@ -83,6 +83,38 @@ class TestRaces:
             wait_for_endings(session, 3)
         assert taken_back.is_set()
 
+    def test_an_answer_that_comes_late(
+        self, engine: Engine, session: Session, worker_of: WorkerOf, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """When the request is granted after the worker has stopped waiting for that, and looked: it looks again."""
+        app = worker_of("plain", lambda *_: None, poll=RARELY)
+        armed, asking, looked = threading.Event(), threading.Event(), threading.Event()
+
+        def inside() -> Any:
+            return app._run
+
+        def ask_late(_: Any, __: Any, statement: str, *___: Any) -> None:
+            if "queue_listen" in statement and armed.is_set():
+                asking.set()
+                assert looked.wait(30)
+
+        def enqueue_after_the_look(_: Any, __: Any, statement: str, *___: Any) -> None:
+            if "message_dequeue" in statement and asking.is_set() and not looked.is_set():
+                with Session(engine) as other:
+                    put(other, "acme")
+                looked.set()
+                wait_until(lambda: inside().listener._asked)
+
+        event.listen(app.engine, "before_cursor_execute", ask_late)
+        event.listen(app.engine, "after_cursor_execute", enqueue_after_the_look)
+        with app:
+            wait_until_it_waits(app)
+            monkeypatch.setattr(listening, "PROBE_TIMEOUT", 0.01)
+            armed.set()
+            inside().threads.call_soon(inside().listener.cease)
+            inside().threads.call_soon(inside().news.set)
+            wait_for_endings(session, 1)
+
 
 class TestTheConnection:
     @pytest.mark.parametrize("kind", LISTENING)

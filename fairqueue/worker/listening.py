@@ -53,6 +53,7 @@ class Listener:
         self._changed = anyio.Event()
         self._settled = anyio.Event()
         self._asked = False
+        self._awaited = False
         #: Notifications arrive.
         self.works = False
 
@@ -71,8 +72,10 @@ class Listener:
         self._wanted = True
         self._settled = anyio.Event()
         self._changed.set()
+        self._awaited = True
         with anyio.move_on_after(PROBE_TIMEOUT):
             await self._settled.wait()
+        self._awaited = False
 
     def cease(self) -> None:
         """From now on don't be notified, if possible."""
@@ -138,6 +141,8 @@ class Listener:
                 if wanted:
                     await wire.listen(answer)
             self._asked = wanted
+            if wanted and not self._awaited:
+                self._wake()  # granted so late that who asked has looked before
         if self._asked == self._wanted:
             self._settled.set()
         for channel in await wire.wait(self._changed):
