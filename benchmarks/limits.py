@@ -45,7 +45,7 @@ def crowd(connection: psycopg.Connection, channels: int) -> None:
         start = time.perf_counter()
         if limit:
             connection.execute(
-                "SELECT fairqueue.channel_set(%s || g, 'crowded', " + limit + ") FROM generate_series(1, %s) g",
+                f"SELECT fairqueue.channel_set(%s || g, 'crowded', {limit}) FROM generate_series(1, %s) g".encode(),
                 (name, channels),
             )
         delay = 36_000_000 if name == "waiting" else 0

@@ -1,0 +1,11 @@
+"""Figures of fairness, speed and cost, each against a reference that is measured in the same run.
+
+::
+
+    python -m benchmarks                  # all scenarios, a few minutes
+    python -m benchmarks --full           # at full size, some hours
+    python -m benchmarks fairness growth  # some
+
+`systems` has one file for each queue that takes part, `scenarios` one for each question that is asked of them.
+Not installed with the package.
+"""

@@ -1,0 +1,124 @@
+"""The one command: `python -m benchmarks [--full] [scenario ...]`."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+import psycopg
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from fairqueue import embedded
+
+from .consumers import ConsumerFailed, Consumers
+from .environment import environment
+from .measuring import SIZES, Bench, Case, chosen
+from .pictures import draw
+from .place import opened
+from .report import PAGE, load, page, save, write
+from .scenarios import SCENARIOS
+from .systems import SYSTEMS
+
+_OUT = Path(__file__).parent.parent / "docs" / "benchmarks"
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("scenarios", nargs=-1, type=click.Choice(list(SCENARIOS)), metavar="[SCENARIO]...")
+@click.option("--full", "size", flag_value="full", help="At full size: some hours.")
+@click.option("--tiny", "size", flag_value="tiny", help="As small as can be, to see that everything runs.")
+@click.option("--systems", metavar="NAME,...", help=f"Only these. [{', '.join(SYSTEMS)}]")
+@click.option(
+    "--out", type=click.Path(path_type=Path, file_okay=False), default=_OUT, help="[default: docs/benchmarks]"
+)
+def main(scenarios: Sequence[str], size: str | None, systems: str | None, out: Path) -> None:
+    """Measure, and write JSON, a page in Markdown and pictures into a folder.
+
+    PostgreSQL is an embedded one of this run's own, with PostgreSQL's own settings, on disk (TMPDIR says which), or the
+    server in FAIRQUEUE_DSN, where databases are made and dropped. Ctrl-C leaves nothing behind but what was written.
+    """
+    signal.signal(signal.SIGTERM, _terminate)  # ends as Ctrl-C does
+    names = list(SYSTEMS) if systems is None else [name.strip() for name in systems.split(",")]
+    if unknown := [name for name in names if name not in SYSTEMS]:
+        raise click.BadParameter(
+            f"unknown system {unknown[0]!r}: known are {', '.join(SYSTEMS)}", param_hint="--systems"
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        failed = run(list(scenarios or SCENARIOS), size or "quick", names, out, Console())
+    except embedded.EmbeddedError as error:
+        raise click.ClickException(str(error)) from error
+    except KeyboardInterrupt:
+        click.echo("Stopped. What is written is complete; nothing else is left.", err=True)
+        sys.exit(130)
+    if failed:
+        raise click.ClickException(f"{failed} of the cases could not be measured: the page says which")
+
+
+def run(names: Sequence[str], size: str, systems: Sequence[str], out: Path, console: Console) -> int:
+    """Measure and write; how many cases failed."""
+    failed = 0
+    found, notes = chosen(systems)
+    plan = {name: SCENARIOS[name].cases(SIZES[size]) for name in names}
+    total = sum(case.seconds for cases in plan.values() for case in cases)
+    progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(elapsed_when_finished=False),
+        console=console,
+        speed_estimate_period=86_400,
+    )
+    with opened() as (place, server), Consumers() as consumers, progress:
+        for about in notes:
+            console.print(about)
+        task = progress.add_task("", total=total)
+        for name, cases in plan.items():
+            bench = Bench(place, consumers, SIZES[size], found, server, list(notes))
+            result = measure(bench, name, cases, progress, task)
+            failed += bench.failed
+            result["pictures"] = draw(out, name, result["records"])
+            save(out, name, result)
+            results = load(out, SCENARIOS)
+            write(out / PAGE, page(results, SCENARIOS, {system.name: system.about for system in SYSTEMS.values()}))
+            console.print(f"{name}: {result['seconds']:.0f} s, {out / name}.json", soft_wrap=True)
+    return failed
+
+
+def measure(bench: Bench, name: str, cases: Sequence[Case], progress: Progress, task: Any) -> dict[str, Any]:
+    """The result of one scenario."""
+    surroundings, start = environment(bench.place.dsn), time.monotonic()
+    records = []
+    for case in cases:
+        progress.update(task, description=f"{name}: {case.label}")
+        if not progress.console.is_terminal:
+            progress.console.print(f"{name}: {case.label}", soft_wrap=True)
+        try:
+            records += [record.as_dict() for record in case.run(bench)]
+        except (ConsumerFailed, psycopg.Error) as error:
+            # The others have their figures all the same.
+            bench.note(f"no figures of {case.label}: {str(error).splitlines()[0]}")
+            bench.failed += 1
+        progress.advance(task, case.seconds)
+    return {
+        "scenario": name,
+        "size": bench.size.name,
+        "seconds": round(time.monotonic() - start, 1),
+        "environment": surroundings,
+        "notes": bench.notes,
+        "records": records,
+    }
+
+
+def _terminate(*_: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    main(prog_name="python -m benchmarks")

@@ -1,0 +1,218 @@
+"""Consumers: processes of their own, one connection each, that start to dequeue and complete at the same moment.
+
+The processes are made once for a run (they take a second to start) and then told what to do::
+
+    with Consumers() as consumers:
+        results = consumers.run(4, dsn, system, Task(batch=10, seconds=1.0))
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from typing import Any, Self
+
+import psycopg
+
+from .systems import SYSTEMS
+
+#: Seconds from "go" to the start, for everybody to have heard it.
+_HEADSTART = 0.05
+#: Calls before it counts, for connections and plans to be warm.
+_WARM = 6
+
+
+class ConsumerFailed(Exception):
+    """A consumer process met an error, or is gone."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """Dequeue and complete in batches, for so many seconds or until nothing is left."""
+
+    batch: int
+    #: None: until the queue is empty.
+    seconds: float | None = None
+    #: Keep the order of service.
+    timed: bool = False
+    #: Begin with some calls that don't count.
+    warm: bool = True
+    #: PostgreSQL's synchronous_commit; or "completions": off for dequeues alone, as a lost lease is but a redelivery.
+    #: fq.Worker does it so.
+    durability: str = "on"
+
+
+@dataclass
+class Outcome:
+    """What one consumer did. Times are time.monotonic() of this machine, which all its processes share."""
+
+    served: int = 0
+    calls: int = 0
+    #: Dequeues that returned nothing though something was left.
+    empty: int = 0
+    started: float = 0.0
+    ended: float = 0.0
+    #: (Unix time by the server's clock, number of the call, place in the batch, channel), where it was asked for.
+    order: list[tuple[float, int, int, str]] = field(default_factory=list)
+
+
+class Consumers:
+    """A pool of processes, grown as needed. Leaving the block ends them."""
+
+    def __init__(self) -> None:
+        self._processes: list[tuple[SpawnProcess, Connection]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """End all of them; the next run starts new ones."""
+        for _process, pipe in self._processes:
+            pipe.close()  # which they take for the end
+        for process, _pipe in self._processes:
+            process.join(1)
+            process.kill()  # in the middle of something: its transaction is rolled back
+            process.join()
+        self._processes.clear()
+
+    def run(self, count: int, dsn: str, system: str, task: Task) -> list[Outcome]:
+        """Have so many of them work on the task, together."""
+        try:
+            return self._run(count, dsn, system, task)
+        except ConsumerFailed:
+            self.end()  # Some are still at it.
+            raise
+
+    def _run(self, count: int, dsn: str, system: str, task: Task) -> list[Outcome]:
+        self._grow(count)
+        team = self._processes[:count]
+        for _process, pipe in team:
+            pipe.send((dsn, system, task))
+        for member in team:
+            self._receive(member)  # connected, and warm
+        start = time.monotonic() + _HEADSTART
+        for _process, pipe in team:
+            pipe.send(start)
+        return [self._receive(member) for member in team]
+
+    def release(self) -> None:
+        """Have all of them close their connections."""
+        for member in self._processes:
+            member[1].send(None)
+            self._receive(member)
+
+    def _grow(self, count: int) -> None:
+        context = get_context("spawn")  # a forked one would share our connections
+        # Inherited: Ctrl-C is for us, and we end them.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            fresh = []
+            while len(self._processes) < count:
+                ours, theirs = context.Pipe()
+                process = context.Process(target=consume, args=(theirs,), daemon=True)
+                process.start()
+                theirs.close()
+                self._processes.append((process, ours))
+                fresh.append((process, ours))
+            for member in fresh:
+                self._receive(member)  # it has started
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    def _receive(self, member: tuple[SpawnProcess, Connection]) -> Any:
+        process, pipe = member
+        try:
+            answer = pipe.recv()
+        except (EOFError, ConnectionError) as error:
+            process.join(1)
+            raise ConsumerFailed(f"a consumer is gone, exit code {process.exitcode}") from error
+        if isinstance(answer, str):
+            raise ConsumerFailed(answer)
+        return answer
+
+
+def consume(pipe: Connection) -> None:
+    """The whole life of a consumer process: until the pipe is closed, because the run is over or was killed."""
+    with contextlib.suppress(EOFError, ConnectionError, KeyboardInterrupt), contextlib.ExitStack() as stack:
+        pipe.send(True)
+        open_to: tuple[str, str, str] | None = None
+        pair: tuple[Any, Any] = (None, None)
+        while True:
+            order = pipe.recv()
+            try:
+                if order is None or open_to != (order[0], order[1], order[2].durability):
+                    stack.close()
+                    open_to = None
+                if order is None:
+                    pipe.send(True)
+                    continue
+                dsn, name, task = order
+                if open_to is None:
+                    pair = connect(stack, dsn, name, task.durability)
+                    open_to = dsn, name, task.durability
+                pipe.send(work(pipe, pair, name, task))
+            except psycopg.Error as error:
+                pipe.send(f"{order and order[1]}: {error}")
+
+
+def connect(stack: contextlib.ExitStack, dsn: str, system: str, durability: str) -> tuple[Any, Any]:
+    """What it dequeues by and what it completes by: one connection, or two where they differ in durability."""
+
+    def one(durability: str) -> Any:
+        connection = SYSTEMS[system].connect(dsn)
+        stack.callback(connection.close)
+        if isinstance(connection, psycopg.Connection):
+            connection.execute("SELECT set_config('synchronous_commit', %s, false)", (durability,))
+        return connection
+
+    if durability == "completions":
+        return one("off"), one("on")
+    only = one(durability)
+    return only, only
+
+
+def work(pipe: Connection, pair: tuple[Any, Any], name: str, task: Task) -> Outcome:
+    system, outcome = SYSTEMS[name], Outcome()
+    taking, ending = pair
+    for _ in range(_WARM if task.warm else 0):
+        system.complete(ending, system.dequeue(taking, task.batch, timed=task.timed))
+    pipe.send(True)
+    start = pipe.recv()
+    time.sleep(max(0.0, start - time.monotonic()))
+    outcome.started = time.monotonic()
+    until = None if task.seconds is None else start + task.seconds
+    for call, batch in enumerate(_batches(system, taking, task, until, outcome)):
+        if task.timed:
+            now = time.time()
+            outcome.order += [(lease.at or now, call, n, lease.channel) for n, lease in enumerate(batch)]
+        outcome.served += system.complete(ending, batch)
+    outcome.ended = time.monotonic()
+    return outcome
+
+
+def _batches(system: Any, connection: Any, task: Task, until: float | None, outcome: Outcome) -> Iterator[list[Any]]:
+    """Batches, none of them empty, until the time is over or nothing is left."""
+    while until is None or time.monotonic() < until:
+        outcome.calls += 1
+        if batch := system.dequeue(connection, task.batch, timed=task.timed):
+            yield batch
+        elif system.backlog(connection) == 0:
+            return
+        else:
+            outcome.empty += 1
+            time.sleep(0.001)  # somebody else holds what is left
+
+
+def rate(outcomes: list[Outcome]) -> float:
+    """Messages a second of all of them together."""
+    seconds = max(o.ended for o in outcomes) - min(o.started for o in outcomes)
+    return sum(o.served for o in outcomes) / seconds

@@ -1,0 +1,133 @@
+"""What scenarios measure with: rounds that alternate, sizes, and the case as the unit of progress."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import psycopg
+
+from fairqueue import embedded
+
+from .consumers import Consumers
+from .place import Place
+from .records import Record
+from .systems import SYSTEMS, System, payload_of
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is measured. Every scenario has what is its own in a dict of this name in its module."""
+
+    name: str
+    #: Pairs of each ratio.
+    rounds: int
+    #: Bytes of the payloads.
+    payloads: tuple[int, ...]
+
+
+QUICK = Size("quick", rounds=5, payloads=(100,))
+FULL = Size("full", rounds=9, payloads=(100, 2000))
+TINY = Size("tiny", rounds=1, payloads=(100,))
+SIZES = {size.name: size for size in (QUICK, FULL, TINY)}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing that a scenario measures; progress and the time left go by these."""
+
+    label: str
+    run: Callable[[Bench], Iterable[Record]]
+    #: Roughly how many seconds it takes on two cores.
+    seconds: float = 1.0
+
+
+class Scenario(Protocol):
+    """The modules in `scenarios`. The docstring's first line is the heading of its part of the report."""
+
+    __doc__: str | None
+
+    def cases(self, size: Size) -> list[Case]: ...
+
+
+@dataclass
+class Bench:
+    """What a case has at hand."""
+
+    place: Place
+    consumers: Consumers
+    size: Size
+    #: Those that take part, by name; fewer where the caller chose some, or a package is missing.
+    systems: dict[str, System]
+    server: embedded.Server | None = None
+    #: What has to be said beside the figures, such as what was left out and why.
+    notes: list[str] = field(default_factory=list)
+    #: Cases that could not be measured.
+    failed: int = 0
+
+    def taking_part(self, names: Iterable[str]) -> list[System]:
+        return [self.systems[name] for name in names if name in self.systems]
+
+    @property
+    def payload(self) -> str:
+        return payload_of(self.size.payloads[0])
+
+    def note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def vacuum(self, connection: Any) -> None:
+        """As autovacuum leaves a table after a while, and with statistics; so it doesn't come while we measure."""
+        if isinstance(connection, psycopg.Connection):
+            connection.execute("VACUUM (ANALYZE)")
+
+    @contextlib.contextmanager
+    def databases(self, systems: Iterable[System]) -> Iterator[dict[str, str]]:
+        """A database for each system, by name: its DSN."""
+        with contextlib.ExitStack() as stack:
+            yield {system.name: stack.enter_context(self.place.database(system)) for system in systems}
+            self.consumers.release()
+
+
+def alternate(subjects: Sequence[str], rounds: int, measure: Callable[[str], T]) -> dict[str, list[T]]:
+    """Measure all subjects in each round, forwards and backwards by turns, so that none always comes after another."""
+    results: dict[str, list[T]] = {subject: [] for subject in subjects}
+    for number in range(rounds):
+        for subject in subjects if number % 2 == 0 else reversed(subjects):
+            results[subject].append(measure(subject))
+    return results
+
+
+def chosen(names: Iterable[str]) -> tuple[dict[str, System], list[str]]:
+    """The systems of these names that can take part, and for each other one why not."""
+    found, notes = {}, []
+    for name in names:
+        if reason := SYSTEMS[name].missing():
+            notes.append(f"{name} was left out: {reason}")
+        else:
+            found[name] = SYSTEMS[name]
+    return found, notes
+
+
+@contextlib.contextmanager
+def open_connections(systems: Mapping[str, System], databases: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    """One connection of each system to its database."""
+    with contextlib.ExitStack() as stack:
+        opened = {}
+        for name, dsn in databases.items():
+            opened[name] = systems[name].connect(dsn)
+            stack.callback(opened[name].close)
+        yield opened
+
+
+def backend_cpu(pid: int) -> float | None:
+    """Seconds that a process of this machine has spent on a CPU; None where that can't be known."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return None

@@ -1,0 +1,23 @@
+"""The questions, by name, in the order in which they are asked. Each module has `cases(size)`; see measuring.Case.
+
+A scenario yields records and prints nothing. Its module's docstring is its introduction in the report.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from . import cost, dequeueing, enqueueing, fairness, growth, old_snapshot, open_enqueuers
+
+__all__ = ["SCENARIOS"]
+
+SCENARIOS: dict[str, ModuleType] = {
+    "fairness": fairness,
+    "enqueueing": enqueueing,
+    "dequeueing": dequeueing,
+    "growth": growth,
+    "old-snapshot": old_snapshot,
+    "open-enqueuers": open_enqueuers,
+    # "latency" comes here: enqueue to start under load, with fq.Worker, from benchmarks/latency.py.
+    "cost": cost,
+}

@@ -1,0 +1,122 @@
+"""Cost of a message: WAL, buffers, dead tuples, statements, and CPU of server and client, from enqueue to completion
+
+One connection enqueues, dequeues and completes, in blocks by turns with the reference. CPU counts nothing of what
+others do on the machine meanwhile, so its ratios are the steadiest here. WAL and the other counters are the server's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import psycopg
+
+from benchmarks.measuring import Bench, Case, Size, alternate, backend_cpu, open_connections
+from benchmarks.records import Record, at_most, ratio_record, value_record
+from benchmarks.systems import LIMIT, OURS, Fill, payload_of
+
+_SYSTEMS = (OURS, LIMIT, "fifo", "channel-row", "partition-by", "blocks")
+_CHANNELS = 1_000
+_BACKLOG = {"quick": 10_000, "full": 100_000, "tiny": 200}
+#: Messages of a block.
+_BLOCK = {"quick": 1_000, "full": 10_000, "tiny": 20}
+#: Seconds after which a block ends early.
+_PATIENCE = 3.0
+_BATCHES = {"quick": (1, 10, 100), "full": (1, 10, 100), "tiny": (10,)}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one message."""
+
+    server_cpu: float | None
+    client_cpu: float
+    wal: float
+    buffers: float
+    dead: float
+
+
+_FIGURES = {
+    "server_cpu": ("CPU of the server", "µs"),
+    "client_cpu": ("CPU of the client", "µs"),
+    "wal": ("WAL", "bytes"),
+    "buffers": ("buffers touched", "pages"),
+    "dead": ("rows updated or deleted", "rows"),
+}
+
+
+def cases(size: Size) -> list[Case]:
+    return [
+        Case(f"batch {batch}, {payload} B", partial(measure, batch, payload), 20.0 + size.rounds * 3)
+        for batch in _BATCHES[size.name]
+        for payload in size.payloads
+    ]
+
+
+def measure(batch: int, size: int, bench: Bench) -> Iterable[Record]:
+    systems = bench.taking_part(_SYSTEMS)
+    block = max(batch, _BLOCK[bench.size.name])
+    payload = payload_of(size)
+    with bench.databases(systems) as databases, open_connections(bench.systems, databases) as connections:
+        for system in systems:
+            connection = connections[system.name]
+            system.fill(connection, Fill(_BACKLOG[bench.size.name], _CHANNELS, payload))
+            system.settle(connection)
+            bench.vacuum(connection)
+            connection.execute("SET synchronous_commit = off")  # Neither WAL nor work depend on it.
+            for _ in range(20):
+                system.complete(connection, system.dequeue(connection, batch))
+
+        def once(name: str) -> Cost:
+            system, connection = bench.systems[name], connections[name]
+            pid = connection.info.backend_pid if bench.server else None
+            before, cpu, mine = _counters(connection), pid and backend_cpu(pid), time.process_time()
+            passed, until = 0, time.monotonic() + _PATIENCE
+            while passed < block and time.monotonic() < until:
+                rows = [(f"c{(passed + i) % _CHANNELS}", payload) for i in range(batch)]
+                system.enqueue(connection, rows)
+                passed += system.complete(connection, system.dequeue(connection, batch))
+            mine, cpu_after = time.process_time() - mine, pid and backend_cpu(pid)
+            after = _counters(connection)
+            return Cost(
+                None if cpu is None or cpu_after is None else (cpu_after - cpu) * 1e6 / passed,
+                mine * 1e6 / passed,
+                (after[0] - before[0]) / passed,
+                (after[1] - before[1]) / passed,
+                (after[2] - before[2]) / passed,
+            )
+
+        costs = alternate([system.name for system in systems], bench.size.rounds, once)
+    case: dict[str, int | str] = {"batch": batch, "payload": size}
+    for name, found in costs.items():
+        for field, (figure, unit) in _FIGURES.items():
+            values = [getattr(cost, field) for cost in found]
+            if None in values:
+                bench.note(f"{figure}: this server doesn't tell")
+            elif LIMIT in costs and name != LIMIT:
+                of = [getattr(cost, field) for cost in costs[LIMIT]]
+                yield ratio_record(figure, name, case, values, unit, reference=LIMIT, of=of)
+            else:
+                yield value_record(figure, name, case, values, unit)
+        statements = 1 + 2 / batch if bench.systems[name].batches else 3.0
+        wanted = at_most(1 + 2 / batch) if name == OURS else None
+        yield value_record("statements of the client", name, case, [statements], "statements", wanted=wanted)
+
+
+def _counters(connection: psycopg.Connection[Any]) -> tuple[int, int, int]:
+    """WAL bytes of the server, buffers, rows updated and deleted in this database up to now."""
+    version = connection.info.server_version
+    if version >= 150000:
+        connection.execute("SELECT pg_stat_force_next_flush()")
+    else:
+        time.sleep(1.1)  # what a server tells at most so often
+    row = connection.execute(
+        "SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn,"
+        " (SELECT sum(blks_hit + blks_read) FROM pg_stat_database WHERE datname = current_database()),"
+        " (SELECT sum(n_tup_upd + n_tup_del) FROM pg_stat_user_tables)"
+    ).fetchone()
+    assert row is not None
+    return int(row[0]), int(row[1]), int(row[2] or 0)

@@ -1,0 +1,141 @@
+"""Throughput of dequeue and complete: messages a second, by batch, consumers and channels
+
+Each figure is a ratio against the queue that isn't fair, side by side, with the same backlog at the beginning of each
+measurement. The limit and fairqueue write a history row an outcome; the published ones write none, or keep the
+message. synchronous_commit "completions" means off for dequeues alone, as fq.Worker has it: a lost lease is only a
+redelivery.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from benchmarks.consumers import Task, rate
+from benchmarks.measuring import Bench, Case, Size, alternate, open_connections
+from benchmarks.records import Record, at_least, ratio_record, value_record
+from benchmarks.systems import LIMIT, OURS, SYSTEMS, Fill, payload_of
+
+#: What tries to be fair, and the rest of what was published.
+_FAIR = ("channel-row", "partition-by", "blocks")
+_OTHERS = ("fifo", "stalled-workers", "priority")
+_WANTED = {1: 0.6, 10: 0.7, 100: 0.7}
+
+
+@dataclass(frozen=True)
+class Cell:
+    batch: int
+    consumers: int
+    channels: int = 1_000
+    payload: int = 100
+    durability: str = "on"
+    systems: tuple[str, ...] = (OURS, LIMIT)
+
+    @property
+    def label(self) -> str:
+        where = f"batch {self.batch}, {self.consumers} consumers, {self.channels:,} channels"
+        return f"{where}, {self.payload} B, synchronous_commit {self.durability}"
+
+
+_ALL = (OURS, LIMIT, *_FAIR, *_OTHERS)
+_QUICK = [
+    *(Cell(batch, 4, systems=(OURS, LIMIT, *_FAIR)) for batch in (1, 10, 100)),
+    *(Cell(batch, consumers) for batch in (1, 10, 100) for consumers in (1, 16)),
+    *(Cell(100, 4, channels) for channels in (1, 10, 100_000)),
+    Cell(100, 4, payload=2000),
+    Cell(100, 4, durability="off"),
+    *(Cell(batch, 4, durability="completions", systems=(OURS, LIMIT, "channel-row")) for batch in (1, 10, 100)),
+]
+_FULL = [
+    *(
+        Cell(batch, consumers, channels, systems=_ALL if channels == 1_000 else (OURS, LIMIT, *_FAIR))
+        for channels in (1, 10, 1_000, 100_000)
+        for batch in (1, 10, 100)
+        for consumers in (1, 4, 16)
+    ),
+    *(Cell(batch, 4, payload=2000) for batch in (1, 10, 100)),
+    *(
+        Cell(batch, consumers, durability=durability, systems=(OURS, LIMIT, *_FAIR))
+        for durability in ("completions", "off")
+        for batch in (1, 10, 100)
+        for consumers in (1, 4, 16)
+    ),
+]
+_CELLS = {"quick": _QUICK, "full": _FULL, "tiny": [Cell(10, 2, 5, systems=(OURS, LIMIT, "blocks"))]}
+_BACKLOG = {"quick": 100_000, "full": 100_000, "tiny": 500}
+#: Seconds of one measurement.
+_SECONDS = {"quick": 0.7, "full": 3.0, "tiny": 0.05}
+
+
+#: What deletes a message when it is completed. Only their databases serve more than one cell, vacuumed in between: what
+#: keeps finished messages beside the others would be slower in the second one.
+_LEAN = {OURS, LIMIT, "channel-row", "fifo", "stalled-workers", "priority"}
+
+
+def cases(size: Size) -> list[Case]:
+    groups: dict[tuple[Any, ...], list[Cell]] = {}
+    for number, cell in enumerate(_CELLS[size.name]):
+        alone = None if _LEAN.issuperset(cell.systems) else number
+        groups.setdefault((cell.channels, cell.payload, cell.systems, alone), []).append(cell)
+    once = _SECONDS[size.name] + 0.4
+    return [
+        Case(
+            group[0].label + (f", and {len(group) - 1} like it" if len(group) > 1 else ""),
+            partial(measure, group),
+            len(group[0].systems) * (4 + len(group) * (0.5 + size.rounds * once)),
+        )
+        for group in groups.values()
+    ]
+
+
+def measure(cells: Sequence[Cell], bench: Bench) -> Iterable[Record]:
+    backlog, load = _BACKLOG[bench.size.name], cells[0]
+    systems = bench.taking_part(load.systems)
+    fill = Fill(backlog, load.channels, payload_of(load.payload))
+    with bench.databases(systems) as databases, open_connections(bench.systems, databases) as connections:
+        for system in systems:
+            system.fill(connections[system.name], fill)
+            system.settle(connections[system.name])
+
+        def once(cell: Cell, name: str) -> float:
+            system, connection = bench.systems[name], connections[name]
+            missing = backlog - system.backlog(connection)
+            if missing > 0:
+                system.fill(connection, replace(fill, messages=missing))
+            bench.place.checkpoint()
+            task = Task(cell.batch, _SECONDS[bench.size.name], durability=cell.durability)
+            return rate(bench.consumers.run(cell.consumers, databases[name], name, task))
+
+        for cell in cells:
+            for system in systems:
+                bench.vacuum(connections[system.name])
+            rates = alternate([system.name for system in systems], bench.size.rounds, partial(once, cell))
+            yield from _records(cell, rates)
+
+
+def _records(cell: Cell, rates: Mapping[str, list[float]]) -> Iterable[Record]:
+    case: dict[str, int | str] = {
+        "batch": cell.batch,
+        "consumers": cell.consumers,
+        "channels": cell.channels,
+        "payload": cell.payload,
+        "synchronous_commit": cell.durability,
+    }
+    figure = "messages dequeued and completed"
+    for name, found in rates.items():
+        # What is wanted is said of 1,000 channels.
+        wanted = at_least(_WANTED[cell.batch]) if name == OURS and cell.channels == 1_000 else None
+        if LIMIT in rates:
+            if name == LIMIT:
+                yield value_record(figure, name, case, found, "1/s")
+                continue
+            yield ratio_record(figure, name, case, found, "1/s", reference=LIMIT, of=rates[LIMIT], wanted=wanted)
+    if OURS in rates:
+        for name in rates:
+            if SYSTEMS[name].fair and name != OURS:
+                over = "the same, over what tries to be fair"
+                yield ratio_record(
+                    over, OURS, case, rates[OURS], "1/s", reference=name, of=rates[name], wanted=at_least(3)
+                )

@@ -1,0 +1,174 @@
+"""Fairness: who is served when, with one noisy tenant and with many of different sizes
+
+All messages are there before the first one is served. Places count messages: place 19 means that 19 messages of others
+were served before. With several consumers the order is that of the server's clock.
+
+* *Noisy first*: 1,000 messages of one tenant, then 1,000 of 19 quiet ones. Who rotates serves each quiet one within
+  the first round.
+* *Zipf*: tenants with message counts like 1 / rank ** 1.1, arriving mixed. The Jain index is 1 where everybody gets
+  what max-min fairness entitles them to and 1/n where one of n gets all. It is taken over windows of service, each
+  against what the tenants had left at its beginning; counts alone mislead, as who has little can't get more.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from statistics import fmean, median
+
+from benchmarks.consumers import Outcome, Task
+from benchmarks.measuring import Bench, Case, Size, alternate
+from benchmarks.records import Record, at_most, value_record
+from benchmarks.systems import LIMIT, OURS, System
+
+NOISY = 1_000
+QUIET = 19
+_SYSTEMS = (OURS, LIMIT, "stalled-workers", "priority", "channel-row", "partition-by", "blocks")
+
+_CELLS = {
+    "quick": [(1, 1), (1, 16), (10, 4), (100, 4)],
+    "full": [(batch, consumers) for batch in (1, 10, 100) for consumers in (1, 4, 16)],
+    "tiny": [(10, 2)],
+}
+_NOISY = {"quick": NOISY, "full": NOISY, "tiny": 20}
+_REPEATS = {"quick": 1, "full": 5, "tiny": 1}
+#: PostgreSQL's synchronous_commit. It makes no difference to places.
+_DURABILITY = {"quick": "off", "full": "on", "tiny": "off"}
+#: Seconds for all messages; who takes longer has no figures.
+_PATIENCE = {"quick": 15.0, "full": 120.0, "tiny": 15.0}
+#: Messages and tenants of the Zipf load.
+_ZIPF = {"quick": (2_000, 50), "full": (20_000, 200), "tiny": (60, 6)}
+
+
+def cases(size: Size) -> list[Case]:
+    found = []
+    repeats = _REPEATS[size.name]
+    for batch, consumers in _CELLS[size.name]:
+        where = f"batch {batch}, {consumers} consumer{'s' if consumers > 1 else ''}"
+        found.append(Case(f"noisy first, {where}", partial(noisy_first, batch, consumers), 12.0 * repeats))
+        found.append(Case(f"Zipf, {where}", partial(zipf, batch, consumers), 15.0 * repeats))
+    return found
+
+
+def noisy_first(batch: int, consumers: int, bench: Bench) -> Iterable[Record]:
+    noisy = _NOISY[bench.size.name]
+    rows = [("noisy", bench.payload)] * noisy
+    rows += [(f"quiet{i % QUIET}", bench.payload) for i in range(noisy)]
+    case: dict[str, int | str] = {"load": "noisy first", "batch": batch, "consumers": consumers}
+    for name, runs in _serve(bench, rows, batch, consumers).items():
+        first, middle = [], []
+        for order in runs:
+            places: dict[str, list[int]] = {}
+            for place, (_, channel) in enumerate(order):
+                places.setdefault(channel, []).append(place)
+            quiet = [places[channel] for channel in places if channel != "noisy"]
+            first.append(float(max(served[0] for served in quiet)))
+            middle.append(float(median(place for served in quiet for place in served)))
+        # A round, and as many as others were just taking.
+        wanted = at_most(QUIET + (consumers if consumers > 1 else 0)) if name == OURS else None
+        yield value_record("worst first-service place", name, case, first, "place", wanted=wanted, value=max(first))
+        yield value_record("median place of quiet tenants", name, case, middle, "place")
+
+
+def zipf(batch: int, consumers: int, bench: Bench) -> Iterable[Record]:
+    messages, tenants = _ZIPF[bench.size.name]
+    dice = random.Random(1996)  # noqa: S311
+    weights = [1 / rank**1.1 for rank in range(1, tenants + 1)]
+    arrivals = [f"t{i}" for i in range(tenants)]  # each at least one
+    arrivals += [f"t{i}" for i in dice.choices(range(tenants), weights, k=messages - tenants)]
+    dice.shuffle(arrivals)
+    sizes = Counter(arrivals)
+    # The half of the tenants with the fewest messages.
+    quiet = {tenant for tenant, _ in sizes.most_common()[tenants // 2 :]}
+    case: dict[str, int | str] = {"load": "Zipf(1.1)", "batch": batch, "consumers": consumers}
+    for name, runs in _serve(bench, [(tenant, bench.payload) for tenant in arrivals], batch, consumers).items():
+        indexes = [jain_over_windows(sizes, [channel for _, channel in order]) for order in runs]
+        yield value_record("Jain index, mean of windows", name, case, [fmean(found) for found in indexes], "0 to 1")
+        yield value_record("Jain index, worst window", name, case, [min(found) for found in indexes], "0 to 1")
+        for percent in (50, 95, 99):
+            places = [percentile([p for p, (_, c) in enumerate(order) if c in quiet], percent) for order in runs]
+            waits = [percentile([at for at, c in order if c in quiet], percent) for order in runs]
+            yield value_record(f"wait of quiet tenants, p{percent}", name, case, places, "place")
+            yield value_record(f"wait of quiet tenants in time, p{percent}", name, case, waits, "s")
+
+
+def _serve(
+    bench: Bench, rows: Sequence[tuple[str, str]], batch: int, consumers: int
+) -> dict[str, list[list[tuple[float, str]]]]:
+    """For each system and repetition: seconds since the first service and channel, in the order of service."""
+
+    unfinished: set[str] = set()
+
+    def once(name: str) -> list[tuple[float, str]]:
+        system: System = bench.systems[name]
+        if name in unfinished:
+            return []
+        with bench.databases([system]) as databases:
+            connection = system.connect(databases[name])
+            try:
+                system.enqueue(connection, rows)
+            finally:
+                connection.close()
+            patience = _PATIENCE[bench.size.name]
+            task = Task(batch, patience, timed=True, warm=False, durability=_DURABILITY[bench.size.name])
+            order = in_order(bench.consumers.run(consumers, databases[name], name, task))
+        if len(order) < len(rows):
+            unfinished.add(name)
+            bench.note(
+                f"{name}, batch {batch}, consumers {consumers}: no figures,"
+                f" as it served {len(order):,} of {len(rows):,} messages in {patience:g} s"
+            )
+        return order
+
+    systems = _SYSTEMS[:2] if bench.size.name == "tiny" else _SYSTEMS
+    names = [system.name for system in bench.taking_part(systems)]
+    runs = alternate(names, _REPEATS[bench.size.name], once)
+    return {name: orders for name, orders in runs.items() if name not in unfinished}
+
+
+def in_order(outcomes: Iterable[Outcome]) -> list[tuple[float, str]]:
+    served = sorted((*entry[:1], consumer, *entry[1:]) for consumer, o in enumerate(outcomes) for entry in o.order)
+    # A batch has one time, that of its first message: it was taken in one go.
+    begun: dict[tuple[int, int], float] = {}
+    for at, consumer, call, _place, _channel in served:
+        begun.setdefault((consumer, call), at)
+    served.sort(key=lambda entry: (begun[entry[1], entry[2]], *entry[1:4]))
+    return [(begun[entry[1], entry[2]] - served[0][0], entry[4]) for entry in served]
+
+
+def percentile(values: Sequence[float], percent: int) -> float:
+    """The smallest value that so many percent are not above."""
+    ordered = sorted(values)
+    return float(ordered[max(0, -(-len(ordered) * percent // 100) - 1)])
+
+
+def jain_over_windows(sizes: Mapping[str, int], order: Sequence[str]) -> list[float]:
+    """The Jain index of each window of service, over what max-min fairness entitled each tenant to.
+
+    A window is ten rounds of those that have something left, and slides by a quarter of that, until one is left alone.
+    """
+    left = Counter(sizes)
+    indexes, start = [], 0
+    while len(waiting := {tenant: count for tenant, count in left.items() if count}) > 1:
+        window = order[start : start + 10 * len(waiting)]
+        served = Counter(window)
+        entitled = max_min(waiting, len(window))
+        shares = [served[tenant] / due for tenant, due in entitled.items()]
+        squares = sum(share**2 for share in shares)
+        indexes.append(sum(shares) ** 2 / (len(shares) * squares) if squares else 0.0)
+        step = -(-len(window) // 4)
+        left -= Counter(order[start : start + step])
+        start += step
+    return indexes
+
+
+def max_min(demands: Mapping[str, int], capacity: int) -> dict[str, float]:
+    """What each gets when nobody can get more but at the cost of somebody who has less."""
+    shares: dict[str, float] = {}
+    rest = float(capacity)
+    for number, (tenant, demand) in enumerate(sorted(demands.items(), key=lambda item: item[1])):
+        shares[tenant] = min(float(demand), rest / (len(demands) - number))
+        rest -= shares[tenant]
+    return shares

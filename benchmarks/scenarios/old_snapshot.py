@@ -1,0 +1,76 @@
+"""An old snapshot: a transaction stays open while messages pass, and vacuum can't remove what is dead
+
+A REPEATABLE READ transaction is open in each database, as that of a dump would be. The figure is the rate of each tenth
+of the messages over that of the first, one consumer, tenth by tenth by turns.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import psycopg
+
+from benchmarks.measuring import Bench, Case, Size, open_connections
+from benchmarks.records import Record, Wanted, at_least, at_most, value_record
+from benchmarks.systems import LIMIT, OURS, Fill
+
+_SYSTEMS = (OURS, LIMIT)
+_MESSAGES = {"quick": 50_000, "full": 500_000, "tiny": 200}
+_BATCHES = {"quick": (100,), "full": (1, 10, 100), "tiny": (10,)}
+_CHANNELS = 1_000
+_WARM = 20
+
+
+def cases(size: Size) -> list[Case]:
+    messages = _MESSAGES[size.name]
+    return [
+        Case(f"batch {batch}, {messages:,} messages", partial(measure, batch), 5 + messages / (400 * batch**0.5))
+        for batch in _BATCHES[size.name]
+    ]
+
+
+def measure(batch: int, bench: Bench) -> Iterable[Record]:
+    messages = _MESSAGES[bench.size.name]
+    systems = bench.taking_part(_SYSTEMS)
+    rates: dict[str, list[float]] = {system.name: [] for system in systems}
+    with (
+        bench.databases(systems) as databases,
+        open_connections(bench.systems, databases) as connections,
+        ExitStack() as stack,
+    ):
+        for system in systems:
+            connection = connections[system.name]
+            system.fill(connection, Fill(messages + messages // 10 + (_WARM + 10) * batch, _CHANNELS, bench.payload))
+            system.settle(connection)
+            bench.vacuum(connection)
+            connection.execute("SET synchronous_commit = off")  # It is about the server's work, not about the disk's.
+            for _ in range(_WARM):
+                system.complete(connection, system.dequeue(connection, batch))
+            _old_snapshot(stack, databases[system.name])
+        for tenth in range(10):
+            for system in systems if tenth % 2 == 0 else reversed(systems):
+                connection, served = connections[system.name], 0
+                start = time.perf_counter()
+                while served < messages // 10:
+                    leases = system.dequeue(connection, batch)
+                    if not leases:
+                        raise AssertionError(f"{system.name} returned nothing though there was a backlog")
+                    served += system.complete(connection, leases)
+                rates[system.name].append(served / (time.perf_counter() - start))
+    for name, found in rates.items():
+        case: dict[str, int | str] = {"batch": batch, "messages": messages}
+        for tenth, rate in enumerate(found, 1):
+            yield value_record("rate of a tenth", name, {**case, "tenth": tenth}, [rate], "1/s")
+        # That the limit falls is what shows that the load was one.
+        wanted: Wanted | None = {OURS: at_least(0.7), LIMIT: at_most(0.3)}.get(name) if messages >= 500_000 else None
+        yield value_record("last tenth over the first", name, case, [found[-1] / found[0]], "ratio", wanted=wanted)
+
+
+def _old_snapshot(stack: ExitStack, dsn: str) -> None:
+    connection: psycopg.Connection[Any] = stack.enter_context(psycopg.connect(dsn))
+    connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+    connection.execute("SELECT count(*) FROM pg_class")

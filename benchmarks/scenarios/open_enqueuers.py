@@ -1,0 +1,155 @@
+"""Open enqueuers: transactions that have enqueued stay open while others are served
+
+Each of them enqueues to three tenants, in an order of its own, and stays open. What was committed before, for the same
+tenants, is eligible all the time. Waits are those for locks that last longer than 20 ms, of enqueuers and consumers, as
+another connection sees them; and what gives up after a second.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Iterable
+from functools import partial
+from typing import Any, Self
+
+import psycopg
+
+from benchmarks.measuring import Bench, Case, Size
+from benchmarks.records import Record, Wanted, at_least, at_most, value_record
+from benchmarks.systems import LIMIT, OURS, System
+
+_SYSTEMS = (OURS, LIMIT, "channel-row", "partition-by", "blocks")
+#: Transactions, seconds, repetitions.
+_NUMBERS = {"quick": (50, 3.0, 1), "full": (50, 10.0, 5), "tiny": (4, 0.3, 1)}
+_TENANTS = 50
+#: Seconds that the transactions have to enqueue.
+_SETUP = 2.0
+_EACH = 20  # messages of each tenant that are there before
+
+
+def cases(size: Size) -> list[Case]:
+    enqueuers, seconds, repeats = _NUMBERS[size.name]
+    names = (OURS, "channel-row") if size.name == "tiny" else _SYSTEMS
+    return [
+        Case(
+            f"{name}, {enqueuers} transactions open for {seconds:g} s", partial(measure, name), repeats * (seconds + 4)
+        )
+        for name in names
+    ]
+
+
+class _Enqueuer(threading.Thread):
+    """A transaction that enqueues, stays open, and commits in the end."""
+
+    def __init__(self, system: System, connection: psycopg.Connection[Any], rows: list[tuple[str, str]]) -> None:
+        super().__init__(daemon=True)
+        self.system, self.connection, self.rows = system, connection, rows
+        self.done, self.over = threading.Event(), threading.Event()
+        self.deadlocked = self.gave_up = False
+
+    def run(self) -> None:
+        try:
+            with self.connection.transaction():
+                for row in self.rows:
+                    self.system.enqueue(self.connection, [row])
+                self.done.set()
+                self.over.wait()
+        except psycopg.errors.DeadlockDetected:
+            self.deadlocked = True
+        except psycopg.errors.LockNotAvailable:
+            self.gave_up = True
+        finally:
+            self.done.set()
+
+
+def measure(name: str, bench: Bench) -> Iterable[Record]:
+    if name not in bench.systems:
+        return
+    count, seconds, repeats = _NUMBERS[bench.size.name]
+    runs = [_once(bench, bench.systems[name], count, seconds, number) for number in range(repeats)]
+    case: dict[str, int | str] = {"transactions": count, "seconds": f"{seconds:g}"}
+    figures: list[tuple[str, str, Wanted]] = [
+        ("share of eligible messages served meanwhile", "share", at_least(1)),
+        ("statements that waited for a lock", "statements", at_most(0)),
+        ("deadlocks", "deadlocks", at_most(0)),
+    ]
+    for number, (figure, unit, wanted) in enumerate(figures):
+        yield value_record(
+            figure, name, case, [run[number] for run in runs], unit, wanted=wanted if name == OURS else None
+        )
+
+
+def _once(bench: Bench, system: System, count: int, seconds: float, seed: int) -> tuple[float, float, float]:
+    dice = random.Random(seed)  # noqa: S311
+    tenants = [f"t{i}" for i in range(_TENANTS)]
+    with bench.place.database(system) as dsn:
+        connections = [system.connect(dsn) for _ in range(count + 2)]
+        consumer, watcher, *producers = connections
+        try:
+            system.enqueue(consumer, [(tenant, bench.payload) for tenant in tenants for _ in range(_EACH)])
+            eligible = system.backlog(consumer)
+            for connection in (consumer, *producers):
+                connection.execute(
+                    f"SET lock_timeout = {1000 if connection is consumer else int((_SETUP + seconds) * 1000)}"
+                )
+            enqueuers = [
+                _Enqueuer(system, producer, [(tenant, bench.payload) for tenant in dice.sample(tenants, 3)])
+                for producer in producers
+            ]
+            with _Watch(watcher) as watch:
+                for enqueuer in enqueuers:
+                    enqueuer.start()
+                # Those that wait for each other don't get there.
+                until = time.monotonic() + _SETUP
+                for enqueuer in enqueuers:
+                    enqueuer.done.wait(max(0.0, until - time.monotonic()))
+                served, until = 0, time.monotonic() + seconds
+                while served < eligible and time.monotonic() < until:
+                    try:
+                        leases = system.dequeue(consumer, 10)
+                        served += system.complete(consumer, leases)
+                    except psycopg.errors.LockNotAvailable:
+                        continue  # seen by the watch; the lease stays
+                    if not leases:
+                        time.sleep(0.01)
+                # The whole time, for those that come late.
+                time.sleep(max(0.0, until - time.monotonic()))
+            for enqueuer in enqueuers:
+                enqueuer.over.set()
+            for enqueuer in enqueuers:
+                enqueuer.join()
+        finally:
+            for connection in connections:
+                connection.close()
+    deadlocks = sum(enqueuer.deadlocked for enqueuer in enqueuers)
+    return served / eligible, float(len(watch.waits)), float(deadlocks)
+
+
+class _Watch:
+    """Looks again and again who waits for a lock."""
+
+    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+        self._connection = connection
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._over = threading.Event()
+        #: (backend, beginning of its statement)
+        self.waits: set[tuple[Any, ...]] = set()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._over.wait(0.02):
+            self.waits.update(
+                self._connection.execute(
+                    "SELECT pid, query_start FROM pg_stat_activity WHERE datname = current_database()"
+                    " AND wait_event_type = 'Lock' AND query_start < clock_timestamp() - interval '20 ms'"
+                ).fetchall()
+            )

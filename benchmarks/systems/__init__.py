@@ -1,0 +1,35 @@
+"""The queues that take part, by name. Their order is that of tables and pictures."""
+
+from __future__ import annotations
+
+from .base import Fill, Lease, SQLSystem, System, payload_of
+from .blocks import Blocks
+from .channel_row import ChannelRow
+from .fair import Fairqueue
+from .fifo import FIFO, StalledWorkers
+from .limit import Limit
+from .partition_by import PartitionBy
+from .priority import Marked, Priority, PriorityAfterTime, PriorityTwoIndexes
+
+__all__ = ["LIMIT", "OURS", "SYSTEMS", "Fill", "Lease", "SQLSystem", "System", "payload_of"]
+
+OURS = Fairqueue.name
+LIMIT = Limit.name
+
+SYSTEMS: dict[str, System] = {
+    system.name: system
+    for system in (
+        Fairqueue(),
+        Limit(),
+        FIFO(),
+        StalledWorkers(),
+        Priority(),
+        PriorityTwoIndexes(),
+        PriorityAfterTime(),
+        Marked(),
+        ChannelRow(),
+        PartitionBy(),
+        Blocks(),
+        # Peers from package registries: one file each, with missing().
+    )
+}

@@ -1,0 +1,176 @@
+"""What the scenarios ask of a queue. One file here is one system, or several that differ in little.
+
+To add one, write a file beside this one with a subclass of :class:`System` (of :class:`SQLSystem`, where it is SQL and
+psycopg), and name it in `systems/__init__.py`. If it needs a package that may be missing, say so in `missing()`; it is
+then left out, and the report says why. `connect()` may return whatever the other methods take: a client object, a
+process that is spoken to.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import psycopg
+
+#: Seconds that a lease lasts, unless a test says otherwise: nothing runs out while it is measured.
+LEASE = 3600.0
+
+
+class Lease(NamedTuple):
+    """What a dequeue returns of a message."""
+
+    id: Any
+    attempt: int
+    channel: str
+    payload: Any
+    #: Unix time by the server's clock, at which it was leased; None where it wasn't asked for, or can't be known.
+    at: float | None = None
+
+
+@dataclass(frozen=True)
+class Fill:
+    """A backlog to be made at once: message number i goes to channel number i modulo ``channels``."""
+
+    messages: int
+    channels: int
+    payload: str
+    prefix: str = "c"
+    #: They are not to be served before so many milliseconds have passed.
+    delay_ms: int = 0
+
+
+class System:
+    """A queue."""
+
+    #: As --systems, the files and the tables call it.
+    name: ClassVar[str]
+    #: One line: what it is and where it was published.
+    about: ClassVar[str]
+    #: Whether it means to be fair to channels.
+    fair: ClassVar[bool] = False
+    #: Whether one call takes and completes many; if not, a batch of n is n calls.
+    batches: ClassVar[bool] = True
+    #: Whether messages can be enqueued for later.
+    schedules: ClassVar[bool] = True
+
+    def missing(self) -> str | None:
+        """Why it can't take part here; None: it can."""
+        return None
+
+    def install(self, dsn: str) -> None:
+        """Make its tables in an empty database."""
+        raise NotImplementedError
+
+    def connect(self, dsn: str) -> Any:
+        """A consumer's or producer's own connection, closed by its close()."""
+        raise NotImplementedError
+
+    def enqueue(self, connection: Any, rows: Sequence[tuple[str, str]]) -> None:
+        """Enqueue (channel, payload as JSON text) in this order, as its publishers do, one transaction in all.
+
+        Where the connection is in a transaction already, it is part of that.
+        """
+        raise NotImplementedError
+
+    def fill(self, connection: Any, fill: Fill) -> None:
+        """Make a backlog, in the quickest way that leaves things as if the messages had been enqueued one by one."""
+        rows = [(f"{fill.prefix}{i % fill.channels}", fill.payload) for i in range(fill.messages)]
+        self.enqueue(connection, rows)
+
+    def settle(self, connection: Any) -> None:
+        """Take in what a fill left to be done once."""
+
+    def dequeue(self, connection: Any, n: int, *, lease: float = LEASE, timed: bool = False) -> list[Lease]:
+        """Lease up to n messages, in the order in which they are served; commits."""
+        raise NotImplementedError
+
+    def complete(self, connection: Any, leases: Sequence[Lease]) -> int:
+        """End leases; says how many were still good. Commits."""
+        raise NotImplementedError
+
+    def backlog(self, connection: Any) -> int:
+        """How many messages are not completed yet."""
+        raise NotImplementedError
+
+
+class SQLSystem(System):
+    """One whose every act is a prepared statement, by psycopg: the same code path for all of them."""
+
+    #: The script that makes the tables and functions.
+    tables: ClassVar[str]
+    #: One message: %(channel)s, %(payload)s.
+    enqueue_sql: ClassVar[str]
+    #: A Fill: %(messages)s, %(channels)s, %(prefix)s, %(payload)s, %(delay_ms)s, and %(start)s, the first number.
+    fill_sql: ClassVar[str]
+    #: id, attempt, channel, payload, and `{at}` where the time can be added: %(n)s, %(lease)s.
+    dequeue_sql: ClassVar[str]
+    #: A row for each lease that was still good: %(ids)s, %(attempts)s; of one without batches %(id)s, %(attempt)s.
+    complete_sql: ClassVar[str]
+    #: The number of those that are not completed.
+    backlog_sql: ClassVar[str]
+    #: Rows that one statement of a fill makes.
+    chunk: ClassVar[int] = 100_000
+
+    def install(self, dsn: str) -> None:
+        with psycopg.connect(dsn) as connection:
+            connection.execute(self.tables.encode())
+
+    def connect(self, dsn: str) -> psycopg.Connection[Any]:
+        return psycopg.connect(dsn, autocommit=True)
+
+    def enqueue(self, connection: psycopg.Connection[Any], rows: Sequence[tuple[str, str]]) -> None:
+        with connection.transaction(), connection.cursor() as cursor:
+            cursor.executemany(
+                self.enqueue_sql.encode(), [{"channel": channel, "payload": payload} for channel, payload in rows]
+            )
+
+    def fill(self, connection: psycopg.Connection[Any], fill: Fill) -> None:
+        for start in range(0, fill.messages, self.chunk):
+            values = {**vars(fill), "start": start, "messages": min(self.chunk, fill.messages - start)}
+            connection.execute(self.fill_sql.encode(), values)
+
+    def dequeue(
+        self, connection: psycopg.Connection[Any], n: int, *, lease: float = LEASE, timed: bool = False
+    ) -> list[Lease]:
+        at = ", extract(epoch FROM clock_timestamp())::double precision" if timed else ""
+        statement = self.dequeue_sql.replace("{at}", at).encode()
+        if self.batches:
+            rows = connection.execute(statement, {"n": n, "lease": lease}, prepare=True).fetchall()
+            return [Lease(*row) for row in rows]
+        leases: list[Lease] = []
+        for _ in range(n):
+            row = connection.execute(statement, {"lease": lease}, prepare=True).fetchone()
+            if row is None:
+                break
+            leases.append(Lease(*row))
+        return leases
+
+    def complete(self, connection: psycopg.Connection[Any], leases: Sequence[Lease]) -> int:
+        statement = self.complete_sql.encode()
+        if self.batches:
+            values: dict[str, Any] = {
+                "ids": [lease.id for lease in leases],
+                "attempts": [lease.attempt for lease in leases],
+            }
+            return len(connection.execute(statement, values, prepare=True).fetchall())
+        done = 0
+        for lease in leases:
+            values = {"id": lease.id, "attempt": lease.attempt}
+            done += len(connection.execute(statement, values, prepare=True).fetchall())
+        return done
+
+    def backlog(self, connection: psycopg.Connection[Any]) -> int:
+        row = connection.execute(self.backlog_sql.encode()).fetchone()
+        assert row is not None
+        return int(row[0])
+
+
+def payload_of(size: int) -> str:
+    """A JSON document of so many bytes that doesn't compress well; always the same one."""
+    letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+/"
+    pad = "".join(random.Random(720720).choices(letters, k=size - len(json.dumps({"pad": ""}))))  # noqa: S311
+    return json.dumps({"pad": pad})

@@ -1,0 +1,54 @@
+"""fairqueue, by the functions that every language calls."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import psycopg
+from sqlalchemy import create_engine
+
+from fairqueue import embedded, schema
+
+from .base import SQLSystem
+
+
+class Fairqueue(SQLSystem):
+    name = "fairqueue"
+    about = "this project"
+    fair = True
+
+    enqueue_sql = "INSERT INTO fairqueue.message (channel, payload) VALUES (%(channel)s, %(payload)s::jsonb)"
+    fill_sql = """
+        INSERT INTO fairqueue.message (channel, payload, dequeue_at)
+        SELECT %(prefix)s || i %% %(channels)s, %(payload)s::jsonb,
+            fairqueue.unix_ms(fairqueue.clock()) + %(delay_ms)s
+        FROM generate_series(%(start)s::bigint, %(start)s::bigint + %(messages)s - 1) i
+    """
+    dequeue_sql: ClassVar[str] = (
+        "SELECT id, attempt, channel, payload{at}"
+        " FROM fairqueue.message_dequeue('default', %(n)s::integer, %(lease)s::double precision)"
+    )
+    complete_sql = (
+        "SELECT id FROM fairqueue.message_complete(%(ids)s::bigint[], %(attempts)s::integer[])"
+        " WHERE result = 'completed'"
+    )
+    backlog_sql = "SELECT count(*) FROM fairqueue.message"
+
+    def install(self, dsn: str) -> None:
+        engine = create_engine(embedded.sqlalchemy_url(dsn))
+        with engine.begin() as connection:
+            schema.install(connection)
+        engine.dispose()
+
+    def settle(self, connection: psycopg.Connection[Any]) -> None:
+        """Fold all signals. A dequeue of a paused queue does, as it finds nothing to serve."""
+        connection.execute("SELECT fairqueue.queue_set('default', paused => true)")
+        while self._news(connection):
+            assert not self.dequeue(connection, 10_000)
+        connection.execute("DELETE FROM fairqueue.queue")  # as it was: a queue without a policy
+        self.complete(connection, self.dequeue(connection, 1))
+
+    def _news(self, connection: psycopg.Connection[Any]) -> bool:
+        row = connection.execute("SELECT EXISTS (SELECT FROM fairqueue.signal)").fetchone()
+        assert row is not None
+        return bool(row[0])
