@@ -55,7 +55,10 @@ class Place:
             self._drop(name)
 
     def checkpoint(self) -> None:
-        """What was written before doesn't weigh on what is measured next. Needs a right that not everybody has."""
+        """What was loaded doesn't weigh on what is measured next. Needs a right that not everybody has.
+
+        Once a case, not before each measurement: after a checkpoint the log has full pages for a while.
+        """
         with contextlib.suppress(psycopg.errors.InsufficientPrivilege):
             self.admin.execute("CHECKPOINT")
 

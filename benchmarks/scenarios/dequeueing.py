@@ -42,11 +42,11 @@ class Cell:
 _ALL = (OURS, LIMIT, *_FAIR, *_OTHERS)
 _QUICK = [
     *(Cell(batch, 4, systems=(OURS, LIMIT, *_FAIR)) for batch in (1, 10, 100)),
-    *(Cell(batch, consumers) for batch in (1, 10, 100) for consumers in (1, 16)),
-    *(Cell(100, 4, channels) for channels in (1, 10, 100_000)),
-    Cell(100, 4, payload=2000),
-    Cell(100, 4, durability="off"),
     *(Cell(batch, 4, durability="completions", systems=(OURS, LIMIT, "channel-row")) for batch in (1, 10, 100)),
+    *(Cell(batch, 16) for batch in (1, 100)),
+    Cell(100, 1),
+    *(Cell(100, 4, channels) for channels in (10, 100_000)),
+    Cell(100, 4, payload=2000),
 ]
 _FULL = [
     *(
@@ -66,7 +66,7 @@ _FULL = [
 _CELLS = {"quick": _QUICK, "full": _FULL, "tiny": [Cell(10, 2, 5, systems=(OURS, LIMIT, "blocks"))]}
 _BACKLOG = {"quick": 100_000, "full": 100_000, "tiny": 500}
 #: Seconds of one measurement.
-_SECONDS = {"quick": 0.7, "full": 3.0, "tiny": 0.05}
+_SECONDS = {"quick": 0.5, "full": 3.0, "tiny": 0.05}
 
 
 #: What deletes a message when it is completed. Only their databases serve more than one cell, vacuumed in between: what
@@ -104,13 +104,13 @@ def measure(cells: Sequence[Cell], bench: Bench) -> Iterable[Record]:
             missing = backlog - system.backlog(connection)
             if missing > 0:
                 system.fill(connection, replace(fill, messages=missing))
-            bench.place.checkpoint()
             task = Task(cell.batch, _SECONDS[bench.size.name], durability=cell.durability)
             return rate(bench.consumers.run(cell.consumers, databases[name], name, task))
 
         for cell in cells:
             for system in systems:
                 bench.vacuum(connections[system.name])
+            bench.place.checkpoint()
             rates = alternate([system.name for system in systems], bench.size.rounds, partial(once, cell))
             yield from _records(cell, rates)
 

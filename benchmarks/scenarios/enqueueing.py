@@ -113,8 +113,9 @@ def measure(way: Way, size: int, durability: str, bench: Bench) -> Iterable[Reco
                 with Session(target) as session:
                     act(session, payload, n, 0)  # statements are compiled and prepared
 
+            bench.place.checkpoint()
+
             def once(name: str) -> float:
-                bench.place.checkpoint()
                 start = time.perf_counter()
                 for first in range(0, messages, n):
                     with Session(targets[name]) as session:

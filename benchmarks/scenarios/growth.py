@@ -32,7 +32,7 @@ class Numbers:
     """The sizes of a run."""
 
     small: tuple[int, int] = (10_000, 100)  # messages, channels
-    large: tuple[tuple[int, int], ...] = ((100_000, 100), (100_000, 10_000))
+    large: tuple[tuple[int, int], ...] = ((100_000, 10_000),)
     #: Channels that can't be served.
     crowd: int = 10_000
     #: Messages that have passed.
