@@ -27,11 +27,11 @@ demo: $(ready)  ## see fair queueing at work; TENANTS=20 FILES=folder take other
 example: $(ready)  ## a shop with Flask, FastAPI and three workers on one database; WEB=5000 API=8000 choose ports
 	$(python) -m examples.shop $(if $(WEB),--web $(WEB)) $(if $(API),--api $(API))
 
-bench: $(ready)  ## fairness and speed beside a queue without fairness, and others: some minutes, to docs/benchmarks
-	$(python) -m benchmarks
+bench: $(ready)  ## fairness and speed beside a queue without fairness, and others: 15 minutes; SCENARIOS="fairness growth" only these
+	$(python) -m benchmarks $(SCENARIOS)
 
 bench-full: $(ready)  ## the same at full size: hours
-	$(python) -m benchmarks --full
+	$(python) -m benchmarks --full $(SCENARIOS)
 
 lint: $(ready)  ## ruff: rules and format
 	$(python) -m ruff check
