@@ -55,9 +55,9 @@ from ._functions import SchemaFunction
 from ._rows import COPY_COLUMNS, MessageRow, Record, copy_records, create_many, insert_many, record_of, records
 from .errors import FairqueueError, InvalidValue, translated
 from .models import Message
-from .models.base import check_choice
+from .models.base import check_choice, schema_of
 from .schedule import clock
-from .schema import DEFAULT_SCHEMA, quote
+from .schema import quote
 
 if TYPE_CHECKING:
     from sqlalchemy import Select
@@ -299,8 +299,7 @@ def _run(session: Any, function: Callable[[Session], T]) -> T | Awaitable[T]:
 def _message_table(session: Session) -> str:
     """The name of the message table in the schema that the session's statements go to."""
     options = {**session.connection().get_execution_options(), **getattr(session, "execution_options", {})}
-    schema = options.get("schema_translate_map", {}).get(DEFAULT_SCHEMA, DEFAULT_SCHEMA)
-    return f"{quote(schema)}.message"
+    return f"{quote(schema_of(options))}.message"
 
 
 def _copy(driver: Any, copy: str, records: Iterable[tuple[Any, ...]]) -> int:

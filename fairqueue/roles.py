@@ -32,7 +32,7 @@ from typing import Literal
 from sqlalchemy import Connection
 
 from .errors import InvalidValue
-from .schema import DEFAULT_SCHEMA, check_schema_name, quote
+from .schema import DEFAULT_SCHEMA, check_schema_name, quote, run
 
 __all__ = ["KINDS", "Kind", "grant", "grant_sql", "revoke", "revoke_sql"]
 
@@ -68,13 +68,13 @@ _RIGHTS: dict[Kind, tuple[str, ...]] = {
 def grant(connection: Connection, role: str, kind: Kind, schema: str = DEFAULT_SCHEMA) -> None:
     """Let ``role`` do what its kind does, from the end of the caller's transaction on; again changes nothing."""
     for statement in grant_sql(role, kind, schema):
-        _run(connection, statement)
+        run(connection, statement)
 
 
 def revoke(connection: Connection, role: str, schema: str = DEFAULT_SCHEMA) -> None:
     """Take all rights in the schema, of whatever kind, from ``role``."""
     for statement in revoke_sql(role, schema):
-        _run(connection, statement)
+        run(connection, statement)
 
 
 def grant_sql(role: str, kind: Kind, schema: str = DEFAULT_SCHEMA) -> list[str]:
@@ -96,11 +96,6 @@ def revoke_sql(role: str, schema: str = DEFAULT_SCHEMA) -> list[str]:
         f"REVOKE ALL ON ALL FUNCTIONS IN SCHEMA {place} FROM {grantee}",
         f"REVOKE ALL ON SCHEMA {place} FROM {grantee}",
     ]
-
-
-def _run(connection: Connection, statement: str) -> None:
-    # As it stands: neither a colon nor a percent sign in a name is a parameter.
-    connection.exec_driver_sql(statement, execution_options={"no_parameters": True})
 
 
 def _role(role: object) -> str:

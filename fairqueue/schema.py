@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from importlib.resources import files
 from typing import Any
 
-from sqlalchemy import Connection, TextClause, text
+from sqlalchemy import Connection, CursorResult, text
 from sqlalchemy.dialects.postgresql import dialect as postgresql_dialect
 
 from .errors import InvalidValue, SchemaVersionError
@@ -116,7 +116,7 @@ def installed_version(connection: Connection, schema: str = DEFAULT_SCHEMA) -> i
     )
     if not present:
         return 0
-    return connection.scalar(_plain(f"SELECT {quote(schema)}.schema_version()")) or 0
+    return run(connection, f"SELECT {quote(schema)}.schema_version()").scalar() or 0
 
 
 def verify(connection: Connection, schema: str = DEFAULT_SCHEMA) -> None:
@@ -148,26 +148,23 @@ def install(connection: Connection, schema: str = DEFAULT_SCHEMA) -> None:
 
     Raises :class:`SchemaVersionError` when another version is there. Installs that run at the same time are safe.
     """
-    _run(connection, [lock_sql(schema)])
+    run(connection, lock_sql(schema))
     if installed_version(connection, schema) == 0:
-        _run(connection, install_sql(schema))
+        for statement in install_sql(schema):
+            run(connection, statement)
     verify(connection, schema)
 
 
 def uninstall(connection: Connection, schema: str = DEFAULT_SCHEMA) -> None:
     """Remove whatever version is installed in ``schema``, with its messages; nothing if there is none."""
-    _run(connection, [lock_sql(schema)])
-    _run(connection, downgrade_sql(schema, installed_version(connection, schema), 0))
+    run(connection, lock_sql(schema))
+    for statement in downgrade_sql(schema, installed_version(connection, schema), 0):
+        run(connection, statement)
 
 
-def _run(connection: Connection, statements: list[str]) -> None:
-    for statement in statements:
-        connection.execute(_plain(statement))
-
-
-def _plain(statement: str) -> TextClause:
-    """A statement that is to be sent as it stands: a colon in it names no parameter."""
-    return text(statement.replace(":", r"\:"))
+def run(connection: Connection, statement: str) -> CursorResult[Any]:
+    """Send a statement as it stands: neither a colon nor a percent sign in it is a parameter."""
+    return connection.execute(text(statement.replace(":", r"\:")))
 
 
 def _step(version: int, direction: str) -> str:

@@ -5,11 +5,13 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 
 import psycopg
+import sqlalchemy
 from psycopg.rows import TupleRow
 from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
+from fairqueue import schema
 from fairqueue.testing import Clock
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -100,6 +102,18 @@ def wait_until(condition: Callable[[], object], deadline: float = 30) -> None:
     while not condition():
         assert time.monotonic() < end, f"{condition} did not come true within {deadline} s"
         time.sleep(0.005)
+
+
+def sessions_elsewhere(engine: Engine) -> list[Session]:
+    """Install the queue in the schema "My Q", too; returns sessions that were told of it in each way there is."""
+    with engine.begin() as connection:
+        schema.install(connection, "My Q")
+    options = fq.in_schema("My Q")
+    sessions = [Session(engine.execution_options(**options)), Session(engine)]
+    sessions[1].connection(execution_options=options)
+    if sqlalchemy.__version__ >= "2.1":
+        sessions.append(Session(engine, execution_options=options))
+    return sessions
 
 
 def count(connection: psycopg.Connection[TupleRow], query: str) -> int:

@@ -7,6 +7,8 @@ from sqlalchemy.orm import Session
 import fairqueue as fq
 from tests.acts import lease_of, take
 
+#: When the clock stands, in Unix milliseconds.
+NOW = 1_800_000_000_000
 #: Longer than the clock is moved by.
 LEASE = 10_000_000
 

@@ -1,21 +1,10 @@
 """Looking at what the server and its other sessions do, so that no test has to sleep and hope."""
 
-import time
-from collections.abc import Callable
-
 import psycopg
 
 from tests.fixtures.connections import Raw
 
 RELATIONS = ("channel", "history", "lane", "message", "queue", "rotation", "signal")
-
-
-def wait_until(condition: Callable[[], object], seconds: float = 20.0) -> None:
-    """Until `condition()` is true; an error if it doesn't come true."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
 
 
 def observer(raw: Raw, database_url: str) -> psycopg.Connection:

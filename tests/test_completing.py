@@ -12,8 +12,9 @@ from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
+from tests.acts import wait_until
 from tests.fixtures.connections import Raw
-from tests.observing import impatient, observer, rows, value, wait_until, waits_for_a_lock
+from tests.observing import impatient, observer, rows, value, waits_for_a_lock
 
 Pairs = list[tuple[int, int]]
 

@@ -11,9 +11,9 @@ from sqlalchemy import Engine, select
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
-from tests.acts import clock, drain, lease_of, move_clock, put, sql, stop_clock, take
+from tests.acts import clock, drain, lease_of, move_clock, put, sql, stop_clock, take, wait_until
 from tests.fixtures.connections import Raw
-from tests.observing import impatient, observer, value, wait_until, waits_for_a_lock
+from tests.observing import impatient, observer, value, waits_for_a_lock
 
 LARGE = "".join(chr(0x4E00 + number * 7919 % 20_000) for number in range(20_000))  # stored out of line
 

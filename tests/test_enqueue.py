@@ -11,13 +11,12 @@ from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
-import sqlalchemy
 from sqlalchemy import Engine, make_url, select, text
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 import fairqueue as fq
-from fairqueue import schema
+from tests.acts import sessions_elsewhere
 from tests.fixtures.connections import Raw
 from tests.observing import observer, rows, value
 
@@ -299,14 +298,7 @@ class TestSessions:
 
     def test_another_schema(self, engine: Engine) -> None:
         """COPY, which SQLAlchemy doesn't write, goes where the other statements go."""
-        with engine.begin() as connection:
-            schema.install(connection, "My Q")
-        options = fq.in_schema("My Q")
-        sessions = [Session(engine.execution_options(**options)), Session(engine)]
-        sessions[1].connection(execution_options=options)
-        if sqlalchemy.__version__ >= "2.1":
-            sessions.append(Session(engine, execution_options=options))
-        for session in sessions:
+        for session in sessions_elsewhere(engine):
             with session:
                 fq.enqueue_many(session, [{"channel": "acme", "payload": 1, "delay": 0}])
                 fq.enqueue_copy(session, [{"channel": "acme", "payload": 2}])

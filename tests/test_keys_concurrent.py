@@ -15,9 +15,9 @@ from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
-from tests.acts import complete, lease_of, put
+from tests.acts import complete, lease_of, put, wait_until
 from tests.fixtures.connections import Raw
-from tests.observing import impatient, observer, value, wait_until, waits_for_a_lock
+from tests.observing import impatient, observer, value, waits_for_a_lock
 from tests.test_keys import KEY, MODES, live, message
 
 CREATE = "SELECT fairqueue.message_create('acme', to_jsonb(%s::text), key => %s, on_conflict => %s)"

@@ -4,35 +4,24 @@ The queue goes by a clock that stands still, so each number here is one. Rates a
 transactions that overlap in test_limits_interleaved.py.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, select, text
+from sqlalchemy import select, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
-from tests.acts import complete, expire, lease_of, move_clock, put, put_all, sql, stop_clock, take
+from tests.acts import complete, expire, lease_of, move_clock, put, put_all, sql, take
 from tests.invariants import check_invariants
-from tests.limiting import LEASE, leases, limit, limit_queue, serve
-
-NOW = 1_800_000_000_000
+from tests.limiting import LEASE, NOW, leases, limit, limit_queue, serve
 
 Lease = fq.LeasedMessage
 End = Callable[[Session, Lease], object]
 
 
-@pytest.fixture(autouse=True)
-def _stopped(engine: Engine) -> None:
-    stop_clock(engine, NOW)
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_wrong_afterwards(engine: Engine, _stopped: None) -> Iterator[None]:
-    yield
-    with engine.connect() as connection:
-        check_invariants(connection, caps=False)
+pytestmark = pytest.mark.usefixtures("clock_that_stands")
 
 
 # Where a limit may be set, with the same effect on a channel that is alone

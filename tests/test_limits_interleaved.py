@@ -11,10 +11,10 @@ from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
-from tests.acts import complete, lease_of, put, put_all, sql, truncate
+from tests.acts import complete, lease_of, put, put_all, sql, truncate, wait_until
 from tests.fixtures.connections import Raw
 from tests.invariants import check_invariants
-from tests.observing import observer, value, wait_until
+from tests.observing import observer, value
 
 Lease = fq.LeasedMessage
 LEASE = 10_000

@@ -8,13 +8,12 @@ import copy
 import dataclasses
 import pickle
 import re
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from inspect import signature as inspect_signature
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, ForeignKey, MetaData, create_engine, event, inspect, make_url, select, text
+from sqlalchemy import Engine, ForeignKey, MetaData, event, inspect, make_url, select, text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, relationship
@@ -24,13 +23,6 @@ from fairqueue import schema
 from tests.catalog import snapshot
 from tests.fixtures.connections import Raw
 from tests.observing import observer
-
-
-@pytest.fixture
-def empty(empty_database_url: str) -> Iterator[Engine]:
-    engine = create_engine(empty_database_url)
-    yield engine
-    engine.dispose()
 
 
 def host(**attached: Any) -> tuple[type[DeclarativeBase], type[Any]]:

@@ -3,7 +3,7 @@
 The queue goes by a clock that the tests move.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -12,23 +12,11 @@ from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
-from tests.acts import complete, drain, move_clock, put, put_all, sql, stop_clock, take, truncate
+from tests.acts import complete, drain, move_clock, put, put_all, sql, take, truncate
 from tests.invariants import check_invariants
-from tests.limiting import LEASE, leases, limit, limit_queue, serve
+from tests.limiting import LEASE, NOW, leases, limit, limit_queue, serve
 
-NOW = 1_800_000_000_000
-
-
-@pytest.fixture(autouse=True)
-def _stopped(engine: Engine) -> None:
-    stop_clock(engine, NOW)
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_wrong_afterwards(engine: Engine, _stopped: None) -> Iterator[None]:
-    yield
-    with engine.connect() as connection:
-        check_invariants(connection, caps=False)
+pytestmark = pytest.mark.usefixtures("clock_that_stands")
 
 
 class Gcra:

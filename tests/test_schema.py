@@ -5,7 +5,6 @@ What the functions in it may do, and cannot be tricked into, is in test_security
 
 import asyncio
 import re
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 from typing import Any
@@ -14,7 +13,7 @@ import psycopg
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import Connection, Engine, MetaData, create_engine, make_url, text
+from sqlalchemy import Connection, Engine, MetaData, make_url, text
 from sqlalchemy.exc import NotSupportedError
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
@@ -26,13 +25,6 @@ from tests.fixtures.connections import Raw
 from tests.observing import observer, value
 
 STRANGE = ["My Q", '50%: "q" %s', "it's :a", "$$ $1", "ü" * 31, "select", "a.b", "x\\y", "new\nline"]
-
-
-@pytest.fixture
-def empty(empty_database_url: str) -> Iterator[Engine]:
-    engine = create_engine(empty_database_url)
-    yield engine
-    engine.dispose()
 
 
 def run(engine: Engine, statements: list[str]) -> None:

@@ -6,15 +6,13 @@ from typing import Any
 from unittest.mock import ANY
 
 import pytest
-import sqlalchemy
 from sqlalchemy import Engine
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 import fairqueue as fq
-from fairqueue import schema
 from fairqueue.testing import Clock, assert_enqueued, drain, enqueued
-from tests.acts import lease_of, put
+from tests.acts import lease_of, put, sessions_elsewhere
 
 PAYLOAD: Any = {"path": "a.pdf", "pages": 3, "draft": True, "tags": ["x", {"y": 1, "z": None}]}
 
@@ -132,14 +130,7 @@ class TestWhatIsThere:
         scoped.remove()
 
     def test_another_schema(self, engine: Engine) -> None:
-        with engine.begin() as connection:
-            schema.install(connection, "My Q")
-        options = fq.in_schema("My Q")
-        sessions = [Session(engine.execution_options(**options)), Session(engine)]
-        sessions[1].connection(execution_options=options)
-        if sqlalchemy.__version__ >= "2.1":
-            sessions.append(Session(engine, execution_options=options))
-        for session in sessions:
+        for session in sessions_elsewhere(engine):
             with session:
                 fq.enqueue(session, "acme")
                 assert_enqueued(session, channel="acme")

@@ -17,19 +17,22 @@ from tests.test_documentation import ROOT, blocks
 
 PAGE = (ROOT / "docs" / "testing.md").read_text("utf-8")
 FILES = {name: code for name, code in blocks(PAGE, "python") if name}
-# An environment that was made before the plugin was has to be told of it.
-LOADED = () if metadata.entry_points(group="pytest11", name="fairqueue") else ("-p", "fairqueue.testing.plugin")
+# What an environment that was made before the plugin was has to be told of, and other plugins that are slow to import.
+ARGUMENTS = [
+    *([] if metadata.entry_points(group="pytest11", name="fairqueue") else ["-p", "fairqueue.testing.plugin"]),
+    *("-p", "no:pytest_postgresql", "-p", "no:hypothesispytest", "-p", "no:cacheprovider", "-W", "error"),
+]
 
 Run = Callable[..., pytest.RunResult]
 
 
 @pytest.fixture
 def run(pytester: pytest.Pytester, postgres: Postgres, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs pytest in the project's folder, on the server of these tests."""
+    """Runs pytest in the project's folder, on the server of these tests. Each run takes seconds, so there are few."""
     monkeypatch.setenv("FAIRQUEUE_TEST_DSN", postgres.url.render_as_string(hide_password=False))
 
     def run(*arguments: str) -> pytest.RunResult:
-        return pytester.runpytest_subprocess(*LOADED, "-W", "error", "-p", "no:cacheprovider", *arguments)
+        return pytester.runpytest_subprocess(*ARGUMENTS, *arguments)
 
     return run
 
@@ -45,26 +48,20 @@ def shop(pytester: pytest.Pytester) -> Path:
 
 class TestPage:
     def test_embedded(self, shop: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-        """All of it, without any server but the one that comes along."""
+        """All of it, without any server but the one that comes along; and what it shows of tests that fail."""
         monkeypatch.delenv("FAIRQUEUE_TEST_DSN")
-        run().assert_outcomes(passed=7)
-
-    def test_failure(self, shop: Path, run: Run) -> None:
-        """What it shows of a failure is what pytest shows, and nothing of our own code."""
-        test = shop / "test_shop.py"
-        test.write_text(test.read_text().replace("document.id}", "2}"))
-        result = run("test_shop.py")
-        result.assert_outcomes(failed=1)
+        other_document = FILES["test_shop.py"].replace("document.id}", "2}")
+        (shop / "test_other_document.py").write_text(other_document)
+        no_document, _, _ = FILES["test_failures.py"].partition("def test_attempts")
+        no_document = no_document.replace("with pytest.raises(NoResultFound)", "if True")
+        (shop / "test_no_document.py").write_text(no_document)
+        result = run()
+        result.assert_outcomes(passed=7, failed=2)
+        # What pytest shows, and nothing of our own code.
         ((_, shown),) = blocks(PAGE, "text")
         result.stdout.fnmatch_lines([line.replace("[", "[[]") for line in shown.splitlines()], consecutive=True)
         result.stdout.no_fnmatch_line("*fairqueue/*.py:*")
-
-    def test_handler_that_raises(self, shop: Path, run: Run) -> None:
-        """pytest shows the handler's line, and for which message it was."""
-        test = shop / "test_failures.py"
-        test.write_text(test.read_text().replace("with pytest.raises(NoResultFound)", "if True"))
-        result = run("test_failures.py", "-k", "no_document")
-        result.assert_outcomes(failed=1)
+        # The handler's line, and for which message it was.
         result.stdout.fnmatch_lines(
             [
                 "*session.get_one(Document, *",
@@ -72,7 +69,6 @@ class TestPage:
                 "E*Raised by count for message 1 of channel 'acme', attempt 1; outcome: failed",
             ]
         )
-        result.stdout.no_fnmatch_line("*fairqueue/*.py:*")
 
     def test_alembic(self, pytester: pytest.Pytester, run: Run, empty_database_url: str) -> None:
         """The user's own history makes the template; it runs once."""
@@ -106,21 +102,6 @@ class TestPage:
         run().assert_outcomes(passed=2)
         assert (pytester.path / "log").read_text() == "upgrade "
 
-    def test_own_database(self, shop: Path, run: Run, empty_database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        own = shop / "own"
-        own.mkdir()
-        name = make_url(empty_database_url).database
-        for file in ("conftest.py", "test_shop.py"):
-            (own / file).write_text(FILES[f"own/{file}"].replace("shop_test", str(name)))
-        monkeypatch.setenv("TEST_DATABASE_URL", empty_database_url)
-        monkeypatch.setenv("PYTHONPATH", str(shop))
-        monkeypatch.setenv("FAIRQUEUE_TEST_DSN", "postgresql://nobody@127.0.0.1:1/nothing")
-        run("own").assert_outcomes(passed=2)
-        (own / "conftest.py").write_text(FILES["own/conftest.py"])
-        result = run("own")
-        result.assert_outcomes(passed=1, errors=1)
-        result.stdout.fnmatch_lines([f"*test_database is 'shop_test', but the engine is connected to '{name}'"])
-
 
 class TestDatabases:
     TEST = """
@@ -151,53 +132,54 @@ class TestDatabases:
             query = "SELECT datname FROM pg_database, unnest(%s::text[]) AS p WHERE starts_with(datname, p)"
             assert connection.execute(query, [prefixes]).fetchall() == []
 
-    def test_fixtures_can_be_overridden(
-        self, pytester: pytest.Pytester, run: Run, empty_database_url: str, monkeypatch: pytest.MonkeyPatch
+    def test_of_the_users_own(
+        self, shop: Path, run: Run, empty_database_url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The others go on from there: here from an engine, in another schema, of somebody else's database."""
+        """Without our fixtures, as on the page; and with one overridden, from which the others go on: here an engine,
+        in another schema. Neither asks for the server."""
+        monkeypatch.setenv("TEST_DATABASE_URL", empty_database_url)
+        monkeypatch.setenv("PYTHONPATH", str(shop))
         monkeypatch.setenv("FAIRQUEUE_TEST_DSN", "postgresql://nobody@127.0.0.1:1/nothing")
-        pytester.makeconftest(
-            f"""
-            import fairqueue as fq
-            import pytest
-            from fairqueue import schema
-            from sqlalchemy import create_engine
+        name = make_url(empty_database_url).database
+        conftest, test = FILES["own/conftest.py"], FILES["own/test_shop.py"]
+        for file, code in {
+            "own/conftest.py": conftest.replace("shop_test", str(name)),
+            "own/test_own.py": test,
+            "another/conftest.py": conftest,
+            "another/test_another.py": test,
+            "overridden/conftest.py": """
+import fairqueue as fq
+import os
+import pytest
+from fairqueue import schema
+from sqlalchemy import create_engine
 
-            @pytest.fixture
-            def fairqueue_engine():
-                engine = create_engine({empty_database_url!r}, execution_options=fq.in_schema("My Q"))
-                with engine.begin() as connection:
-                    schema.install(connection, "My Q")
-                yield engine
-                with engine.begin() as connection:
-                    schema.uninstall(connection, "My Q")
-                engine.dispose()
-            """
-        )
-        pytester.makepyfile(
-            """
-            import fairqueue as fq
-            from fairqueue.testing import drain
+@pytest.fixture
+def fairqueue_engine():
+    engine = create_engine(os.environ["TEST_DATABASE_URL"], execution_options=fq.in_schema("My Q"))
+    with engine.begin() as connection:
+        schema.install(connection, "My Q")
+    yield engine
+    with engine.begin() as connection:
+        schema.uninstall(connection, "My Q")
+    engine.dispose()
+""",
+            "overridden/test_overridden.py": """
+import fairqueue as fq
+from fairqueue.testing import drain
 
-            def test_later(fairqueue_session, fairqueue_clock):
-                fq.enqueue(fairqueue_session, "acme", delay=60)
-                fairqueue_session.commit()
-                fairqueue_clock.tick(60)
-                assert len(drain(fairqueue_session, lambda message: None)) == 1
-            """
-        )
-        run().assert_outcomes(passed=1)
-
-    def test_no_server(self, pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-        """It says what can be done."""
-        monkeypatch.delenv("FAIRQUEUE_TEST_DSN")
-        monkeypatch.setenv("FAIRQUEUE_PG_BIN", str(pytester.path))
-        pytester.makepyfile("def test_any(fairqueue_url): pass")
-        result = run()
-        result.assert_outcomes(errors=1)
-        result.stdout.fnmatch_lines(
-            ["E*FAIRQUEUE_PG_BIN=* does not hold the programs*", "E*FAIRQUEUE_TEST_DSN*"], consecutive=True
-        )
+def test_later(fairqueue_session, fairqueue_clock):
+    fq.enqueue(fairqueue_session, "acme", delay=60)
+    fairqueue_session.commit()
+    fairqueue_clock.tick(60)
+    assert len(drain(fairqueue_session, lambda message: None)) == 1
+""",
+        }.items():
+            (shop / file).parent.mkdir(exist_ok=True)
+            (shop / file).write_text(code)
+        result = run("own", "another", "overridden")
+        result.assert_outcomes(passed=2 + 1 + 1, errors=1)
+        result.stdout.fnmatch_lines([f"*test_database is 'shop_test', but the engine is connected to '{name}'"])
 
 
 class TestInEveryRun:
@@ -212,9 +194,25 @@ class TestInEveryRun:
         assert imported.split() == ["fairqueue", "fairqueue.testing", "fairqueue.testing.plugin"]
 
     def test_nothing_happens(self, pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("FAIRQUEUE_TEST_DSN", "nonsense")
-        pytester.makepyfile("import sys\ndef test_any(): assert 'sqlalchemy' not in sys.modules")
-        run().assert_outcomes(passed=1)
+        """Until a test asks for it; where there is no server, that one is told what can be done."""
+        monkeypatch.delenv("FAIRQUEUE_TEST_DSN")
+        monkeypatch.setenv("FAIRQUEUE_PG_BIN", str(pytester.path))
+        pytester.makepyfile(
+            """
+            import sys
+
+            def test_any():
+                assert 'sqlalchemy' not in sys.modules
+
+            def test_queue(fairqueue_url):
+                pass
+            """
+        )
+        result = run()
+        result.assert_outcomes(passed=1, errors=1)
+        result.stdout.fnmatch_lines(
+            ["E*FAIRQUEUE_PG_BIN=* does not hold the programs*", "E*FAIRQUEUE_TEST_DSN*"], consecutive=True
+        )
 
     def test_nothing_clashes(self) -> None:
         """No hook, so no option and no marker; and no fixture without our name."""

@@ -22,9 +22,10 @@ from sqlalchemy.orm import Session
 
 import fairqueue as fq
 from fairqueue import embedded, schema
+from tests.acts import wait_until
 from tests.fixtures.connections import Raw
 from tests.fixtures.postgres import libpq
-from tests.observing import impatient, observer, rows, value, wait_until
+from tests.observing import impatient, observer, rows, value
 
 LEVELS = [IsolationLevel.READ_COMMITTED, IsolationLevel.REPEATABLE_READ, IsolationLevel.SERIALIZABLE]
 ENQUEUE = "INSERT INTO fairqueue.message (channel) VALUES (%s)"

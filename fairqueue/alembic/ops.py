@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from alembic.autogenerate.render import renderers
 from alembic.operations import MigrateOperation, Operations
-from sqlalchemy import text
 
 from fairqueue.errors import InvalidValue, SchemaVersionError
-from fairqueue.schema import DEFAULT_SCHEMA, downgrade_sql, installed_version, lock_sql, upgrade_sql
+from fairqueue.schema import DEFAULT_SCHEMA, downgrade_sql, installed_version, lock_sql, run, upgrade_sql
 
 if TYPE_CHECKING:
     from alembic.autogenerate.api import AutogenContext
@@ -168,13 +167,13 @@ def _run(operations: Operations, op: FairqueueOp) -> None:
             context.impl.static_output(statement + context.impl.command_terminator)
     elif not _already_there(operations, op):
         for statement in statements:
-            operations.execute(text(statement.replace(":", r"\:")))
+            run(operations.get_bind(), statement)
 
 
 def _already_there(operations: Operations, op: FairqueueOp) -> bool:
     """Whether there is nothing left to do; an error if the database stands where ``op`` can't start from."""
     connection = operations.get_bind()
-    connection.execute(text(lock_sql(op.schema).replace(":", r"\:")))
+    run(connection, lock_sql(op.schema))
     found = installed_version(connection, op.schema)
     if found not in {op.start, op.end}:
         holds = f"version {found} of fairqueue" if found else "no fairqueue"

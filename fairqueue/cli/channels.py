@@ -10,7 +10,7 @@ import click
 
 from .base import Group
 from .output import NOTHING, as_json, duration, echo, echo_json, make_console, make_table, moment, number, printable
-from .target import Target, pass_target
+from .target import Target, now, pass_target
 
 __all__ = ["channel"]
 
@@ -125,12 +125,11 @@ def list_(target: Target, queue: str | None, as_json: bool) -> None:
     from sqlalchemy import select
 
     from fairqueue.models import Channel
-    from fairqueue.schedule import clock
 
     fields = ("queue", "name", *_POLICIES, "paused", "resume_at")
     statement = select(*(getattr(Channel, field) for field in fields)).order_by(Channel.queue, Channel.name)
     with target.session() as session:
-        at = session.scalars(select(clock())).one()
+        at = now(session)
         found = session.execute(statement if queue is None else statement.where(Channel.queue == queue)).all()
     if as_json:
         echo_json({"channels": [dict(row._mapping) for row in found]})
@@ -174,17 +173,14 @@ def pause(
 
     What is leased goes on, and messages can be enqueued as ever. Rights: operator.
     """
-    from sqlalchemy import select
-
     from fairqueue.policies import pause
-    from fairqueue.schedule import clock
 
     _check_place(name, all_channels)
     if until is not None and for_ is not None:
         raise click.UsageError("only one of --until and --for may be given")
     with target.session() as session:
         if for_ is not None:
-            until = session.scalars(select(clock())).one() + for_
+            until = now(session) + for_
         session.execute(pause(queue=queue, channel=name, until=until))
         session.commit()
     echo(f"{_place(name, queue)} is paused{f' until {moment(until)}' if until else ''}.")

@@ -7,7 +7,7 @@ from typing import cast
 
 import click
 
-from .base import Command, Failed
+from .base import Command
 from .output import as_json, echo, echo_json, number
 from .target import Target, pass_target
 
@@ -24,25 +24,19 @@ def migrate(target: Target, sql: bool) -> None:
     application that uses Alembic has the queue in its own migrations: use those. Rights: those of the schema's owner,
     or to create a schema.
     """
-    from fairqueue.schema import HEAD, installed_version, lock_sql, upgrade_sql
+    from fairqueue.schema import HEAD, lock_sql, run, upgrade_sql
 
     if sql and target.place is None:
         _print_sql(upgrade_sql(target.schema, 0, HEAD))
         return
     with target.engine() as engine, engine.begin() as connection:
         if not sql:
-            connection.exec_driver_sql(lock_sql(target.schema), execution_options={"no_parameters": True})
-        found = installed_version(connection, target.schema)
-        if found > HEAD:
-            raise Failed(
-                f"schema {target.schema!r} holds version {found} of fairqueue, this program knows no more than {HEAD};"
-                " upgrade the package fairqueue"
-            )
+            run(connection, lock_sql(target.schema))
+        found = target.version(connection)
         statements = upgrade_sql(target.schema, found, HEAD) if found < HEAD else []
         if not sql:
             for statement in statements:
-                # As it stands: neither a colon nor a percent sign in it is a parameter.
-                connection.exec_driver_sql(statement, execution_options={"no_parameters": True})
+                run(connection, statement)
     if sql:
         _print_sql(statements)
     elif found == HEAD:

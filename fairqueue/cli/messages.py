@@ -11,7 +11,7 @@ import click
 
 from .base import Failed, Group
 from .output import as_json, duration, echo, echo_json, make_console, make_table, number, printable
-from .target import Target, pass_target
+from .target import Target, now, pass_target
 
 if TYPE_CHECKING:
     from sqlalchemy import Row
@@ -59,11 +59,10 @@ def _find(session: Session, id_: int) -> tuple[dict[str, Any] | None, list[dict[
     from sqlalchemy import select
 
     from fairqueue.models import DeadMessage, History, Message
-    from fairqueue.schedule import clock
 
     session.rollback()
     session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
-    at = session.scalars(select(clock())).one()
+    at = now(session)
     found = (
         session.execute(select(table).where(table.c.id == id_)).mappings().one_or_none()
         for table in (Message.__table__, DeadMessage.__table__)
@@ -136,13 +135,12 @@ def list_(target: Target, queue: str | None, channel: str | None, limit: int, as
     from sqlalchemy import func, select
 
     from fairqueue.models import DeadMessage
-    from fairqueue.schedule import clock
 
     _check_channel(queue, channel)
     table = DeadMessage.__table__
     given = [table.c[name] == value for name, value in (("queue", queue), ("channel", channel)) if value is not None]
     with target.session() as session:
-        at = session.scalars(select(clock())).one()
+        at = now(session)
         count = session.scalars(select(func.count()).select_from(table).where(*given)).one()
         found = (
             session.execute(

@@ -12,10 +12,12 @@ import click
 from .base import Failed, Invalid
 
 if TYPE_CHECKING:
-    from sqlalchemy import Engine
+    from datetime import datetime
+
+    from sqlalchemy import Connection, Engine
     from sqlalchemy.orm import Session
 
-__all__ = ["Target", "pass_target"]
+__all__ = ["Target", "now", "pass_target"]
 
 _CONNECT_TIMEOUT = 10  # seconds
 
@@ -58,10 +60,22 @@ class Target:
             self._check_version(session)
             yield session
 
-    def _check_version(self, session: Session) -> None:
+    def version(self, connection: Connection) -> int:
+        """The version in the schema; 0: there is none. An error if it is newer than this program."""
         from fairqueue.schema import HEAD, installed_version
 
-        found = installed_version(session.connection(), self.schema)
+        found = installed_version(connection, self.schema)
+        if found > HEAD:
+            raise Failed(
+                f"schema {self.schema!r} holds version {found} of fairqueue, this program knows no more than {HEAD};"
+                " upgrade the package fairqueue"
+            )
+        return found
+
+    def _check_version(self, session: Session) -> None:
+        from fairqueue.schema import HEAD
+
+        found = self.version(session.connection())
         if found == 0:
             raise Failed(
                 f"schema {self.schema!r} has no fairqueue; run `fairqueue migrate`, or name another by --schema"
@@ -71,14 +85,19 @@ class Target:
                 f"schema {self.schema!r} holds version {found} of fairqueue, this program needs {HEAD};"
                 " run `fairqueue migrate`, or the application's own migrations"
             )
-        if found > HEAD:
-            raise Failed(
-                f"schema {self.schema!r} holds version {found} of fairqueue, this program knows no more than {HEAD};"
-                " upgrade the package fairqueue"
-            )
 
 
 pass_target = click.make_pass_decorator(Target)
+
+
+def now(session: Session) -> datetime:
+    """The time by the clock of the queue."""
+    from sqlalchemy import select
+
+    from fairqueue.schedule import clock
+
+    at: datetime = session.scalars(select(clock())).one()
+    return at
 
 
 def _engine(url: str) -> Engine:

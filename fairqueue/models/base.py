@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -25,6 +26,7 @@ __all__ = [
     "check_name",
     "check_number",
     "in_schema",
+    "schema_of",
 ]
 
 #: The time of the database, as PostgreSQL prints the default, so that comparing defaults finds no difference.
@@ -66,6 +68,12 @@ def in_schema(schema: str) -> dict[str, Any]:
     engine = create_engine(url, execution_options=fq.in_schema("My Q"))
     """
     return {"schema_translate_map": {DEFAULT_SCHEMA: schema}}
+
+
+def schema_of(options: Mapping[str, Any]) -> str:
+    """The schema that statements with these execution options go to."""
+    schema: str = (options.get("schema_translate_map") or {}).get(DEFAULT_SCHEMA, DEFAULT_SCHEMA)
+    return schema
 
 
 def check_name(field: str, value: object) -> str:

@@ -31,15 +31,15 @@ from __future__ import annotations
 
 import contextlib
 from datetime import UTC, datetime, timedelta
-from typing import Any, Self
+from typing import Self
 
-from sqlalchemy import Connection, CursorResult, Engine
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import OperationalError
 
 from fairqueue.errors import InvalidValue
-from fairqueue.models.base import check_moment
+from fairqueue.models.base import check_moment, schema_of
 from fairqueue.schedule import check_seconds
-from fairqueue.schema import DEFAULT_SCHEMA, _literal, _plain, quote, verify
+from fairqueue.schema import _literal, quote, run, verify
 
 from ._databases import COMMENT
 
@@ -75,8 +75,7 @@ class Clock:
             raise InvalidValue(f"engine must be an Engine, not {engine!r}: make one of the same URL")
         self._engine = engine
         self._test_database = test_database
-        names = engine.get_execution_options().get("schema_translate_map", {})
-        self._schema: str = names.get(DEFAULT_SCHEMA, DEFAULT_SCHEMA)
+        self._schema = schema_of(engine.get_execution_options())
         self._function = f"{quote(self._schema)}.clock()"
         self._sequence = f"{quote(self._schema)}.moved_clock"
 
@@ -94,17 +93,17 @@ class Clock:
             if self._is_replaced(connection):  # and the queue hasn't been removed since
                 self._reset(connection)  # for a transaction that is open and keeps to the function that it knows
                 regclass = _literal(self._sequence)
-                original = _run(connection, f"SELECT obj_description({regclass}::regclass, 'pg_class')").scalar_one()
-                _run(connection, original)
+                original = run(connection, f"SELECT obj_description({regclass}::regclass, 'pg_class')").scalar_one()
+                run(connection, original)
         # Such a transaction keeps the sequence from being dropped. Then it stays, and does no harm.
         with contextlib.suppress(OperationalError), self._engine.begin() as connection:
-            _run(connection, "SET LOCAL lock_timeout = '1ms'")
-            _run(connection, f"DROP SEQUENCE IF EXISTS {self._sequence}")
+            run(connection, "SET LOCAL lock_timeout = '1ms'")
+            run(connection, f"DROP SEQUENCE IF EXISTS {self._sequence}")
 
     def now(self) -> datetime:
         """The time by this clock, in UTC."""
         with self._engine.begin() as connection:
-            microseconds: int = _run(connection, f"SELECT {_unix(self._function)}").scalar_one()
+            microseconds: int = run(connection, f"SELECT {_unix(self._function)}").scalar_one()
         return _EPOCH + microseconds * _MICROSECOND
 
     def freeze(self) -> None:
@@ -122,16 +121,16 @@ class Clock:
 
     def _set(self, value: str, frozen: str = "c.is_called") -> None:
         with self._engine.begin() as connection:
-            _run(connection, f"SELECT setval(c.tableoid::regclass, {value}, {frozen}) FROM {self._sequence} c")
+            run(connection, f"SELECT setval(c.tableoid::regclass, {value}, {frozen}) FROM {self._sequence} c")
 
     def _reset(self, connection: Connection) -> None:
         """Real time; not taken back where the transaction fails."""
-        _run(connection, f"SELECT setval({_literal(self._sequence)}::regclass, 0, false)")
+        run(connection, f"SELECT setval({_literal(self._sequence)}::regclass, 0, false)")
 
     def _check_database(self, connection: Connection) -> None:
         query = "SELECT shobj_description(d.oid, 'pg_database') FROM pg_database d WHERE d.datname = current_database()"
-        name = _run(connection, "SELECT current_database()").scalar_one()
-        comment = _run(connection, query).scalar_one()
+        name = run(connection, "SELECT current_database()").scalar_one()
+        comment = run(connection, query).scalar_one()
         if self._test_database is None and comment != COMMENT:
             raise InvalidValue(
                 f"database {name!r} was not made by fairqueue.testing, so its time is left alone: if it is only for"
@@ -142,7 +141,7 @@ class Clock:
 
     def _definition(self, connection: Connection) -> str | None:
         query = f"SELECT pg_get_functiondef(to_regprocedure({_literal(self._function)}))"
-        definition: str | None = _run(connection, query).scalar_one()
+        definition: str | None = run(connection, query).scalar_one()
         return definition
 
     def _is_replaced(self, connection: Connection) -> bool:
@@ -151,18 +150,14 @@ class Clock:
     def _replace(self, connection: Connection) -> None:
         original = self._definition(connection)
         assert original is not None
-        _run(connection, f"CREATE SEQUENCE IF NOT EXISTS {self._sequence} AS bigint MINVALUE {-(2**63)} START 0")
+        run(connection, f"CREATE SEQUENCE IF NOT EXISTS {self._sequence} AS bigint MINVALUE {-(2**63)} START 0")
         # Kept in the database, for whoever comes after a run that was killed.
-        _run(connection, f"COMMENT ON SEQUENCE {self._sequence} IS {_literal(original)}")
+        run(connection, f"COMMENT ON SEQUENCE {self._sequence} IS {_literal(original)}")
         # Column defaults call the function with the rights of whoever inserts.
-        _run(connection, f"GRANT SELECT ON SEQUENCE {self._sequence} TO PUBLIC")
-        _run(connection, _REPLACEMENT.format(function=self._function, sequence=self._sequence))
+        run(connection, f"GRANT SELECT ON SEQUENCE {self._sequence} TO PUBLIC")
+        run(connection, _REPLACEMENT.format(function=self._function, sequence=self._sequence))
 
 
 def _unix(moment: str) -> str:
     """Microseconds since 1970, as SQL."""
     return f"(extract(epoch FROM {moment}) * 1000000)::bigint"
-
-
-def _run(connection: Connection, statement: str) -> CursorResult[Any]:
-    return connection.execute(_plain(statement))

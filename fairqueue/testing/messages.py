@@ -27,8 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 from datetime import datetime
-from types import EllipsisType
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -47,28 +46,21 @@ if TYPE_CHECKING:
 __all__ = ["assert_enqueued", "enqueued"]
 
 
+class _Fields(TypedDict, total=False):
+    """What can be said of a message."""
+
+    queue: str
+    channel: str
+    payload: Any
+    containing: dict[str, Any]
+    key: str | None
+    at: datetime
+
+
 @overload
-def enqueued(
-    session: SyncSession,
-    *,
-    queue: str | EllipsisType = ...,
-    channel: str | EllipsisType = ...,
-    payload: Any = ...,
-    containing: dict[str, Any] | EllipsisType = ...,
-    key: str | EllipsisType | None = ...,
-    at: datetime | EllipsisType = ...,
-) -> list[Message]: ...
+def enqueued(session: SyncSession, **fields: Unpack[_Fields]) -> list[Message]: ...
 @overload
-def enqueued(
-    session: AnyAsyncSession,
-    *,
-    queue: str | EllipsisType = ...,
-    channel: str | EllipsisType = ...,
-    payload: Any = ...,
-    containing: dict[str, Any] | EllipsisType = ...,
-    key: str | EllipsisType | None = ...,
-    at: datetime | EllipsisType = ...,
-) -> Awaitable[list[Message]]: ...
+def enqueued(session: AnyAsyncSession, **fields: Unpack[_Fields]) -> Awaitable[list[Message]]: ...
 def enqueued(session: Any, **fields: Any) -> Any:
     """The messages that are enqueued and have all that is given, in the order in which they were enqueued.
 
@@ -93,28 +85,10 @@ def enqueued(session: Any, **fields: Any) -> Any:
 
 
 @overload
-def assert_enqueued(
-    session: SyncSession,
-    *,
-    queue: str | EllipsisType = ...,
-    channel: str | EllipsisType = ...,
-    payload: Any = ...,
-    containing: dict[str, Any] | EllipsisType = ...,
-    key: str | EllipsisType | None = ...,
-    at: datetime | EllipsisType = ...,
-    count: int = 1,
-) -> list[Message]: ...
+def assert_enqueued(session: SyncSession, *, count: int = 1, **fields: Unpack[_Fields]) -> list[Message]: ...
 @overload
 def assert_enqueued(
-    session: AnyAsyncSession,
-    *,
-    queue: str | EllipsisType = ...,
-    channel: str | EllipsisType = ...,
-    payload: Any = ...,
-    containing: dict[str, Any] | EllipsisType = ...,
-    key: str | EllipsisType | None = ...,
-    at: datetime | EllipsisType = ...,
-    count: int = 1,
+    session: AnyAsyncSession, *, count: int = 1, **fields: Unpack[_Fields]
 ) -> Awaitable[list[Message]]: ...
 def assert_enqueued(session: Any, *, count: int = 1, **fields: Any) -> Any:
     """Raise AssertionError unless just ``count`` messages are :func:`enqueued` that have all that is given.
@@ -152,9 +126,8 @@ def _asserted(found: list[Message], problem: str | None) -> list[Message]:
     return found
 
 
-def _expected(fields: dict[str, Any]) -> Expected:
-    given = {name: value for name, value in fields.items() if value is not ...}
-    if unknown := given.keys() - {"queue", "channel", "payload", "containing", "key", "at"}:
+def _expected(given: dict[str, Any]) -> Expected:
+    if unknown := given.keys() - _Fields.__annotations__.keys():
         raise TypeError(f"unknown field {', '.join(sorted(unknown))}")
     for name in given.keys() & {"queue", "channel"}:
         check_name(name, given[name])

@@ -66,9 +66,9 @@ from sqlalchemy.orm import Session
 
 from fairqueue.errors import FairqueueError, InvalidValue
 from fairqueue.models import Message, TypedMessage
-from fairqueue.models.base import check_count, check_flag, check_name
+from fairqueue.models.base import check_count, check_flag, check_name, schema_of
 from fairqueue.schedule import check_seconds
-from fairqueue.schema import DEFAULT_SCHEMA, verify
+from fairqueue.schema import verify
 
 from .database import CLOSING
 from .decisions import Cancel, DeadLetter, Decision, Defer, Retry, apply
@@ -255,8 +255,7 @@ class Worker:
         assert self._run is not None
         self._run.database.look(session)
         connection = session.connection()
-        schemas = connection.get_execution_options().get("schema_translate_map", {})
-        verify(connection, schemas.get(DEFAULT_SCHEMA, DEFAULT_SCHEMA))
+        verify(connection, schema_of(connection.get_execution_options()))
 
     def _check_pool(self, handler: Handler) -> None:
         """Too few connections would not only slow the handlers: heartbeats would wait too, and leases run out."""

@@ -49,7 +49,13 @@ class Decision(Exception):
         return complete(leases)
 
 
-class Retry(Decision):
+class _Reasoned(Decision):
+    def __init__(self, reason: str | BaseException = "") -> None:
+        super().__init__(reason)
+        self.reason = error_text("reason", reason)
+
+
+class Retry(_Reasoned):
     """The work failed and is to be tried again, if attempts are left.
 
     :param reason: kept with the message as its error.
@@ -61,14 +67,13 @@ class Retry(Decision):
 
     def __init__(self, reason: str | BaseException = "", *, delay: float | timedelta | None = None) -> None:
         super().__init__(reason)
-        self.reason = error_text("reason", reason)
         self.delay = None if delay is None else check_seconds("delay", delay, 0)
 
     def statement(self, leases: list[Message]) -> Results:
         return fail(leases, self.reason, delay=self.delay)
 
 
-class DeadLetter(Decision):
+class DeadLetter(_Reasoned):
     """The work failed, and no further attempt would help.
 
     :param reason: kept with the dead letter as its error.
@@ -77,15 +82,11 @@ class DeadLetter(Decision):
     outcomes = (Outcome.DEAD,)
     verdict = "failed for good"
 
-    def __init__(self, reason: str | BaseException = "") -> None:
-        super().__init__(reason)
-        self.reason = error_text("reason", reason)
-
     def statement(self, leases: list[Message]) -> Results:
         return fail(leases, self.reason, retry=False)
 
 
-class Cancel(Decision):
+class Cancel(_Reasoned):
     """The work isn't needed any more.
 
     :param reason: kept in history.
@@ -93,10 +94,6 @@ class Cancel(Decision):
 
     outcomes = (Outcome.CANCELLED,)
     verdict = "is cancelled"
-
-    def __init__(self, reason: str | BaseException = "") -> None:
-        super().__init__(reason)
-        self.reason = error_text("reason", reason)
 
     def statement(self, leases: list[Message]) -> Results:
         # With the attempts, unlike fairqueue.cancel(): only what is still ours.

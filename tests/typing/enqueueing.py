@@ -1,5 +1,6 @@
 """What enqueueing takes and returns, for each kind of session."""
 
+from collections.abc import Awaitable
 from datetime import UTC, datetime, timedelta
 from typing import Any, assert_type
 
@@ -8,6 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_scoped_sessi
 from sqlalchemy.orm import Session, scoped_session
 
 import fairqueue as fq
+from fairqueue.testing import assert_enqueued, enqueued
 
 ROWS: list[fq.MessageRow] = [
     {"channel": "acme"},
@@ -63,7 +65,16 @@ def models() -> None:
     assert_type(fq.Channel("acme").weight, float | None)
 
 
+def testing(session: Session, asynchronous: AsyncSession) -> None:
+    assert_type(enqueued(session, payload=1, containing={}, key=None, at=datetime.now(UTC)), list[fq.Message])
+    assert_type(enqueued(asynchronous), Awaitable[list[fq.Message]])
+    assert_type(assert_enqueued(session, queue="q", channel="acme", count=2), list[fq.Message])
+    assert_type(assert_enqueued(asynchronous, key="k"), Awaitable[list[fq.Message]])
+
+
 def mistakes(session: Session) -> None:
+    enqueued(session, chanel="acme")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+    assert_enqueued(session, at=3)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue,reportArgumentType]
     fq.enqueue_many(session, [{"payload": 1}])  # type: ignore[typeddict-item]  # pyright: ignore[reportCallIssue,reportArgumentType]
     fq.enqueue_many(session, [{"channel": "acme", "prioritty": 1}])  # type: ignore[typeddict-unknown-key]  # pyright: ignore[reportCallIssue,reportArgumentType]
     fq.enqueue_unique(session, "acme")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
