@@ -1,4 +1,5 @@
 # The environment is .venv, from requirements.lock alone; every target makes it when it is missing or outdated.
+# The benchmarks have .venv-bench, with other queues to measure beside.
 
 PYTHON ?= python3
 PYTEST_ARGS ?= -n auto
@@ -7,6 +8,11 @@ python := .venv/bin/python
 ready := .venv/.ready
 # Python compiles what it imports; compiling everything beforehand takes longer than the downloads.
 install := -m pip install --quiet --disable-pip-version-check --no-compile
+# So what it compiles at the first import has to be kept, whatever the environment says: tests start many processes.
+unexport PYTHONDONTWRITEBYTECODE
+compile := uv pip compile pyproject.toml --group dev --universal --python-version 3.11 --generate-hashes --no-header \
+    --no-annotate --no-emit-index-url --no-emit-find-links --quiet \
+    $(addprefix --extra ,async asyncpg cli demo embedded fastapi flask pydantic testing)
 
 .DEFAULT_GOAL := help
 .PHONY: help test soak demo example bench bench-full lint types check matrix lock clean
@@ -27,11 +33,11 @@ demo: $(ready)  ## see fair queueing at work; TENANTS=20 FILES=folder take other
 example: $(ready)  ## a shop with Flask, FastAPI and three workers on one database; WEB=5000 API=8000 choose ports
 	$(python) -m examples.shop $(if $(WEB),--web $(WEB)) $(if $(API),--api $(API))
 
-bench: $(ready)  ## fairness and speed beside a queue without fairness, and others: 15 minutes; SCENARIOS="fairness growth" only these
-	$(python) -m benchmarks $(SCENARIOS)
+bench: .venv-bench/.ready  ## fairness and speed beside other queues, side by side: 12 minutes; SCENARIOS="fairness peers" only these
+	.venv-bench/bin/python -m benchmarks $(SCENARIOS)
 
-bench-full: $(ready)  ## the same at full size: hours
-	$(python) -m benchmarks --full $(SCENARIOS)
+bench-full: .venv-bench/.ready  ## the same at full size: hours
+	.venv-bench/bin/python -m benchmarks --full $(SCENARIOS)
 
 lint: $(ready)  ## ruff: rules and format
 	$(python) -m ruff check
@@ -52,20 +58,25 @@ matrix: $(ready) .venv-sa20/.ready  ## the tests on PostgreSQL 14 to 18 and on S
 	    FAIRQUEUE_PG_BIN=$$bin $(python) -m pytest $(PYTEST_ARGS) || exit; \
 	done
 
-lock:  ## renew requirements.lock (needs uv); it names no host, so any index serves it
-	uv pip compile pyproject.toml --all-extras --group dev --universal --python-version 3.11 --upgrade \
-	    --generate-hashes --no-header --no-annotate --no-emit-index-url --no-emit-find-links \
-	    --quiet --output-file requirements.lock
-	@! grep -n '://' requirements.lock
+lock:  ## renew requirements.lock and requirements-benchmarks.lock (needs uv); they name no host, so any index serves
+	$(compile) --upgrade --output-file requirements.lock
+	$(compile) --extra benchmarks --constraint requirements.lock --upgrade --output-file requirements-benchmarks.lock
+	@! grep -n '://' requirements.lock requirements-benchmarks.lock
 
 clean:  ## remove what these targets made
-	rm -rf .venv .venv-sa20 .pg
+	rm -rf .venv .venv-bench .venv-sa20 .pg
 
 # Installing goes by hash; the project itself is built with the locked build backend, not one fetched for it.
 .venv/.ready: requirements.lock pyproject.toml
 	test -x $(python) || $(PYTHON) -m venv .venv
 	$(python) $(install) --require-hashes -r requirements.lock
 	$(python) $(install) --no-deps --no-build-isolation --editable .
+	touch $@
+
+.venv-bench/.ready: requirements-benchmarks.lock pyproject.toml
+	test -x .venv-bench/bin/python || $(PYTHON) -m venv .venv-bench
+	.venv-bench/bin/python $(install) --require-hashes -r requirements-benchmarks.lock
+	.venv-bench/bin/python $(install) --no-deps --no-build-isolation --editable .
 	touch $@
 
 .venv-sa20/.ready: requirements.lock pyproject.toml

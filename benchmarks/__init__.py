@@ -2,8 +2,8 @@
 
 ::
 
-    python -m benchmarks                  # all scenarios, a few minutes
-    python -m benchmarks --full           # at full size, some hours
+    python -m benchmarks                  # all scenarios, some minutes
+    python -m benchmarks --full           # at full size, two hours
     python -m benchmarks fairness growth  # some
 
 `systems` has one file for each queue that takes part, `scenarios` one for each question that is asked of them.

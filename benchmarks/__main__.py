@@ -16,11 +16,12 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from fairqueue import embedded
 
-from .consumers import ConsumerFailed, Consumers
+from .consumers import Consumers
 from .environment import environment
 from .measuring import SIZES, Bench, Case, chosen
 from .pictures import draw
 from .place import opened
+from .processes import ProcessFailed
 from .report import PAGE, load, page, save, write
 from .scenarios import SCENARIOS
 from .systems import SYSTEMS
@@ -30,7 +31,7 @@ _OUT = Path(__file__).parent.parent / "docs" / "benchmarks"
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("scenarios", nargs=-1, type=click.Choice(list(SCENARIOS)), metavar="[SCENARIO]...")
-@click.option("--full", "size", flag_value="full", help="At full size: some hours.")
+@click.option("--full", "size", flag_value="full", help="At full size: about two hours.")
 @click.option("--tiny", "size", flag_value="tiny", help="As small as can be, to see that everything runs.")
 @click.option("--systems", metavar="NAME,...", help=f"Only these. [{', '.join(SYSTEMS)}]")
 @click.option(
@@ -63,7 +64,7 @@ def main(scenarios: Sequence[str], size: str | None, systems: str | None, out: P
 def run(names: Sequence[str], size: str, systems: Sequence[str], out: Path, console: Console) -> int:
     """Measure and write; how many cases failed."""
     failed = 0
-    found, notes = chosen(systems)
+    found, missing = chosen(systems)
     plan = {name: SCENARIOS[name].cases(SIZES[size]) for name in names}
     total = sum(case.seconds for cases in plan.values() for case in cases)
     progress = Progress(
@@ -76,17 +77,17 @@ def run(names: Sequence[str], size: str, systems: Sequence[str], out: Path, cons
         speed_estimate_period=86_400,
     )
     with opened() as (place, server), Consumers() as consumers, progress:
-        for about in notes:
-            console.print(about)
+        for system, reason in missing.items():
+            console.print(f"{system} is left out: {reason}", soft_wrap=True, markup=False)
         task = progress.add_task("", total=total)
         for name, cases in plan.items():
-            bench = Bench(place, consumers, SIZES[size], found, server, list(notes))
+            bench = Bench(place, consumers, SIZES[size], found, server, missing=missing)
             result = measure(bench, name, cases, progress, task)
             failed += bench.failed
             result["pictures"] = draw(out, name, result["records"])
             save(out, name, result)
             results = load(out, SCENARIOS)
-            write(out / PAGE, page(results, SCENARIOS, {system.name: system.about for system in SYSTEMS.values()}))
+            write(out / PAGE, page(results, SCENARIOS, {each.name: each.about for each in SYSTEMS.values()}))
             console.print(f"{name}: {result['seconds']:.0f} s, {out / name}.json", soft_wrap=True)
     return failed
 
@@ -94,23 +95,26 @@ def run(names: Sequence[str], size: str, systems: Sequence[str], out: Path, cons
 def measure(bench: Bench, name: str, cases: Sequence[Case], progress: Progress, task: Any) -> dict[str, Any]:
     """The result of one scenario."""
     surroundings, start = environment(bench.place.dsn), time.monotonic()
-    records = []
+    records, took = [], {}
     for case in cases:
+        began = time.monotonic()
         progress.update(task, description=f"{name}: {case.label}")
         if not progress.console.is_terminal:
             progress.console.print(f"{name}: {case.label}", soft_wrap=True)
         try:
             records += [record.as_dict() for record in case.run(bench)]
-        except (ConsumerFailed, psycopg.Error) as error:
+        except (ProcessFailed, psycopg.Error) as error:
             # The others have their figures all the same.
             bench.note(f"no figures of {case.label}: {str(error).splitlines()[0]}")
             bench.failed += 1
+        took[case.label] = round(time.monotonic() - began, 1)
         progress.advance(task, case.seconds)
     return {
         "scenario": name,
         "size": bench.size.name,
         "seconds": round(time.monotonic() - start, 1),
         "environment": surroundings,
+        "seconds by case": took,
         "notes": bench.notes,
         "records": records,
     }

@@ -9,27 +9,21 @@ The processes are made once for a run (they take a second to start) and then tol
 from __future__ import annotations
 
 import contextlib
-import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from multiprocessing import get_context
 from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
 from typing import Any, Self
 
 import psycopg
 
+from .processes import Child, ProcessFailed
 from .systems import SYSTEMS
 
 #: Seconds from "go" to the start, for everybody to have heard it.
 _HEADSTART = 0.05
 #: Calls before it counts, for connections and plans to be warm.
 _WARM = 6
-
-
-class ConsumerFailed(Exception):
-    """A consumer process met an error, or is gone."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +60,7 @@ class Consumers:
     """A pool of processes, grown as needed. Leaving the block ends them."""
 
     def __init__(self) -> None:
-        self._processes: list[tuple[SpawnProcess, Connection]] = []
+        self._children: list[Child] = []
 
     def __enter__(self) -> Self:
         return self
@@ -76,72 +70,44 @@ class Consumers:
 
     def end(self) -> None:
         """End all of them; the next run starts new ones."""
-        for _process, pipe in self._processes:
-            pipe.close()  # which they take for the end
-        for process, _pipe in self._processes:
-            process.join(1)
-            process.kill()  # in the middle of something: its transaction is rolled back
-            process.join()
-        self._processes.clear()
+        for child in self._children:
+            child.close()  # all of them, before the first is waited for
+        for child in self._children:
+            child.end()
+        self._children.clear()
 
     def run(self, count: int, dsn: str, system: str, task: Task) -> list[Outcome]:
         """Have so many of them work on the task, together."""
         try:
             return self._run(count, dsn, system, task)
-        except ConsumerFailed:
+        except ProcessFailed:
             self.end()  # Some are still at it.
             raise
 
     def _run(self, count: int, dsn: str, system: str, task: Task) -> list[Outcome]:
-        self._grow(count)
-        team = self._processes[:count]
-        for _process, pipe in team:
-            pipe.send((dsn, system, task))
-        for member in team:
-            self._receive(member)  # connected, and warm
+        fresh = [Child(consume) for _ in range(count - len(self._children))]
+        self._children += fresh
+        for child in fresh:
+            child.receive()  # it has started
+        team = self._children[:count]
+        for child in team:
+            child.send((dsn, system, task))
+        for child in team:
+            child.receive()  # connected, and warm
         start = time.monotonic() + _HEADSTART
-        for _process, pipe in team:
-            pipe.send(start)
-        return [self._receive(member) for member in team]
+        for child in team:
+            child.send(start)
+        return [child.receive() for child in team]
 
     def release(self) -> None:
         """Have all of them close their connections."""
-        for member in self._processes:
-            member[1].send(None)
-            self._receive(member)
-
-    def _grow(self, count: int) -> None:
-        context = get_context("spawn")  # a forked one would share our connections
-        # Inherited: Ctrl-C is for us, and we end them.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            fresh = []
-            while len(self._processes) < count:
-                ours, theirs = context.Pipe()
-                process = context.Process(target=consume, args=(theirs,), daemon=True)
-                process.start()
-                theirs.close()
-                self._processes.append((process, ours))
-                fresh.append((process, ours))
-            for member in fresh:
-                self._receive(member)  # it has started
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-    def _receive(self, member: tuple[SpawnProcess, Connection]) -> Any:
-        process, pipe = member
-        try:
-            answer = pipe.recv()
-        except (EOFError, ConnectionError) as error:
-            process.join(1)
-            raise ConsumerFailed(f"a consumer is gone, exit code {process.exitcode}") from error
-        if isinstance(answer, str):
-            raise ConsumerFailed(answer)
-        return answer
+        for child in self._children:
+            child.send(None)
+            child.receive()
 
 
 def consume(pipe: Connection) -> None:
-    """The whole life of a consumer process: until the pipe is closed, because the run is over or was killed."""
+    """The whole life of a consumer process."""
     with contextlib.suppress(EOFError, ConnectionError, KeyboardInterrupt), contextlib.ExitStack() as stack:
         pipe.send(True)
         open_to: tuple[str, str, str] | None = None
@@ -160,7 +126,7 @@ def consume(pipe: Connection) -> None:
                     pair = connect(stack, dsn, name, task.durability)
                     open_to = dsn, name, task.durability
                 pipe.send(work(pipe, pair, name, task))
-            except psycopg.Error as error:
+            except Exception as error:  # noqa: BLE001  # of any package
                 pipe.send(f"{order and order[1]}: {error}")
 
 

@@ -32,7 +32,7 @@ class Size:
 
 
 QUICK = Size("quick", rounds=5, payloads=(100,))
-FULL = Size("full", rounds=9, payloads=(100, 2000))
+FULL = Size("full", rounds=7, payloads=(100, 2000))
 TINY = Size("tiny", rounds=1, payloads=(100,))
 SIZES = {size.name: size for size in (QUICK, FULL, TINY)}
 
@@ -69,8 +69,15 @@ class Bench:
     notes: list[str] = field(default_factory=list)
     #: Cases that could not be measured.
     failed: int = 0
+    #: Why the others can't take part, by name.
+    missing: Mapping[str, str] = field(default_factory=dict)
 
     def taking_part(self, names: Iterable[str]) -> list[System]:
+        """Those of these that are here; the page says of the others why not."""
+        names = list(names)
+        for name in names:
+            if name in self.missing:
+                self.note(f"{name} was left out: {self.missing[name]}")
         return [self.systems[name] for name in names if name in self.systems]
 
     @property
@@ -103,15 +110,15 @@ def alternate(subjects: Sequence[str], rounds: int, measure: Callable[[str], T])
     return results
 
 
-def chosen(names: Iterable[str]) -> tuple[dict[str, System], list[str]]:
+def chosen(names: Iterable[str]) -> tuple[dict[str, System], dict[str, str]]:
     """The systems of these names that can take part, and for each other one why not."""
-    found, notes = {}, []
+    found, missing = {}, {}
     for name in names:
         if reason := SYSTEMS[name].missing():
-            notes.append(f"{name} was left out: {reason}")
+            missing[name] = reason
         else:
             found[name] = SYSTEMS[name]
-    return found, notes
+    return found, missing
 
 
 @contextlib.contextmanager

@@ -9,19 +9,24 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from .records import Record
 from .systems import LIMIT, OURS, SYSTEMS
 
 __all__ = ["draw"]
 
-_OURS, _LIMIT, _GREY = "#1f5fa8", "#c8690a", "#555555"
-_OTHERS = ("#8a8a8a", "#5b8c5a", "#a0527a", "#7a6ab0", "#b0a03a", "#4aa0a0", "#9c6b4f", "#c08080", "#6f8fb0")
-#: A system has its colour in all pictures.
-_COLOURS = {OURS: _OURS, LIMIT: _LIMIT} | dict(
-    zip((name for name in SYSTEMS if name not in (OURS, LIMIT)), _OTHERS * 5, strict=False)
-)
+#: Okabe and Ito's, which the colour-blind can tell apart; a system has its colour in all pictures.
+_OURS, _LIMIT, _GREY = "#0072b2", "#d55e00", "#444444"
+_OTHERS = ("#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#999999", "#f0e442")
+#: The bars of the next six have stripes.
+_STRIPES = ("", "///", "...", "xxx")
+_FIRST = ("channel-row", "partition-by", "blocks")
+_NAMES = [*_FIRST, *(name for name in SYSTEMS if name not in (OURS, LIMIT, *_FIRST))]
+_COLOURS = {OURS: _OURS, LIMIT: _LIMIT} | {name: _OTHERS[number % len(_OTHERS)] for number, name in enumerate(_NAMES)}
+_HATCHES = {name: _STRIPES[number // len(_OTHERS) % len(_STRIPES)] for number, name in enumerate(_NAMES)}
+
+Height = Callable[[Record], float]
 
 
 def draw(folder: Path, name: str, records: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -29,13 +34,14 @@ def draw(folder: Path, name: str, records: Iterable[Mapping[str, Any]]) -> list[
     found = [Record.from_dict(values) for values in records]
     if name not in _PICTURES or not found:
         return []
-    figure = Figure(figsize=(11, 4.5), layout="constrained")
+    # 800 points wide: in a page of 800 pixels, letters are as large as they say.
+    figure = Figure(figsize=(800 / 72, 330 / 72), layout="constrained")
     FigureCanvasAgg(figure)
     if not _PICTURES[name](figure, found):
         return []
     path = folder / f"{name}.png"
-    # Nothing of the machine, nor of the time, so that the same figures are the same file.
     _legend(figure)
+    # Nothing of the machine, nor of the time, so that the same figures are the same file.
     figure.savefig(path, dpi=110, metadata={"Software": None})
     return [path.name]
 
@@ -43,41 +49,48 @@ def draw(folder: Path, name: str, records: Iterable[Mapping[str, Any]]) -> list[
 def _fairness(figure: Figure, records: Sequence[Record]) -> bool:
     left, right = figure.subplots(1, 2)
     places = [r for r in records if r.figure == "worst first-service place"]
-    _bars(left, places, lambda r: r.value)
-    _title(left, "Noisy tenant first: messages served before\nthe last quiet tenant's first one")
-    left.set_yscale("symlog", linthresh=10)
-    left.yaxis.set_major_formatter(FuncFormatter(_plain))
-    jain = [r for r in records if r.figure == "Jain index, mean of windows"]
-    _bars(right, jain, lambda r: r.value)
-    _title(right, "Zipf tenants: Jain index of service,\nmean of windows (1: all get what they are entitled to)")
+    _bars(left, places, _value)
+    _title(left, "One noisy tenant, 19 quiet ones", "messages served before the last\nquiet tenant's first one")
+    _logarithmic(left, 5)
+    jain = [r for r in records if r.figure == "Jain index, worst window"]
+    _bars(right, jain, _value)
+    _title(right, "Tenants of many sizes (Zipf)", "Jain index of service, worst window\n(1: all get their share)")
     right.set_ylim(0, 1.05)
     return bool(places and jain)
 
 
-def _ratios(title: str, figures: str, wanted: Sequence[float] = ()) -> Callable[[Figure, Sequence[Record]], bool]:
-    def picture(figure: Figure, records: Sequence[Record]) -> bool:
-        axes = figure.subplots()
-        chosen = [r for r in records if r.figure == figures and r.ratio is not None and r.system != r.reference]
-        _bars(axes, chosen, lambda r: r.ratio or 0.0)
-        axes.axhline(1, color=_LIMIT, linewidth=1)
-        for bound in wanted:
-            axes.axhline(bound, color=_GREY, linewidth=1, linestyle=":")
-        _title(axes, title)
-        return bool(chosen)
+def _enqueueing(figure: Figure, records: Sequence[Record]) -> bool:
+    axes = figure.subplots()
+    _bars(axes, [r for r in _of_first_payload(records) if r.case["synchronous_commit"] == "off"], _ratio)
+    _one(axes)
+    _title(axes, "synchronous_commit off", "rate, over the same INSERT\ninto a bare table")
+    return True
 
-    return picture
+
+def _dequeueing(figure: Figure, records: Sequence[Record]) -> bool:
+    axes = figure.subplots()
+    chosen = [
+        r
+        for r in _of_first_payload(records)
+        if r.figure == "messages dequeued and completed" and (r.ratio is not None or r.system == LIMIT)
+    ]
+    usual = {"consumers": 4, "channels": 1_000, "synchronous_commit": "on"}
+    chosen = [r for r in chosen if all(r.case[key] == value for key, value in usual.items())]
+    chosen.sort(key=lambda r: r.case["batch"])
+    _bars(axes, chosen, lambda r: 1.0 if r.system == LIMIT else _ratio(r))
+    _logarithmic(axes, 0.005)
+    _one(axes)
+    _title(axes, "4 consumers, 1,000 channels", f"rate of dequeue and complete,\nover {LIMIT}")
+    return bool(chosen)
 
 
 def _growth(figure: Figure, records: Sequence[Record]) -> bool:
     axes = figure.subplots()
     chosen = [r for r in records if r.ratio is not None and r.case.get("batch") == 1]
-    _bars(axes, chosen, lambda r: r.ratio or 0.0)
-    axes.set_yscale("log")
-    axes.set_ylim(bottom=0.5)
-    for which in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-        which(FuncFormatter(_plain))
-    axes.axhline(1, color=_GREY, linewidth=1)
-    _title(axes, "Time of a dequeue of one message, over that in a small database (1: size doesn't matter)")
+    _bars(axes, chosen, _ratio)
+    _logarithmic(axes, 0.5)
+    _one(axes)
+    _title(axes, "A dequeue of one message", "time, over that in a small database\n(1: size doesn't matter)")
     return bool(chosen)
 
 
@@ -93,23 +106,97 @@ def _old_snapshot(figure: Figure, records: Sequence[Record]) -> bool:
         label = f"{system}, batch {batch}"
         axes.plot(range(1, len(rates) + 1), shares, styles[batch], marker="o", color=_COLOURS[system], label=label)
     axes.set_ylim(bottom=0)
-    axes.set_xlabel("tenth of the messages")
-    axes.set_ylabel("rate, % of the first tenth")
-    _title(axes, "While an old snapshot stays open")
+    axes.set_xticks(range(1, 11), [f"{number * 10} %" for number in range(1, 11)])
+    axes.set_xlabel("messages that have passed since the snapshot was taken")
+    _frame(axes)
+    _title(axes, "", "rate, % of the first tenth's")
     return bool(tenths)
 
 
 def _open_enqueuers(figure: Figure, records: Sequence[Record]) -> bool:
-    chosen = list(dict.fromkeys(record.figure for record in records))
-    panels = figure.subplots(1, len(chosen), squeeze=False)[0]
-    for axes, name in zip(panels, chosen, strict=True):
-        _bars(axes, [r for r in records if r.figure == name], lambda r: r.value, labels=False)
-        _title(axes, name)
+    figures = {
+        "share of eligible messages served meanwhile": "served of what is eligible",
+        "statements that waited for a lock": "statements that waited for a lock",
+        "deadlocks": "deadlocks",
+    }
+    for axes, (name, title) in zip(figure.subplots(1, len(figures)), figures.items(), strict=True):
+        chosen = [r for r in records if r.figure == name]
+        _bars(axes, chosen, _value)
+        axes.set_ylim(0, max(1.05, *(1.05 * r.value for r in chosen)))
+        if name != "share of eligible messages served meanwhile":
+            axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+        _title(axes, title, "")
     return True
 
 
-def _bars(axes: Axes, records: Sequence[Record], height: Callable[[Record], float], *, labels: bool = True) -> None:
-    """A group for each case, a bar for each system."""
+def _latency(figure: Figure, records: Sequence[Record]) -> bool:
+    axes = figure.subplots()
+    chosen = [r for r in records if r.figure == "from commit to start"]
+    loads = list(dict.fromkeys(r.case["load"] for r in chosen))
+    systems = dict.fromkeys(r.system for r in chosen)
+    for place, (system, colour) in enumerate(zip(systems, (_OURS, _LIMIT), strict=True)):
+        for part, (marker, filled) in {"p50": ("o", True), "p95": ("s", False), "p99": ("^", False)}.items():
+            points = [r for r in chosen if r.system == system and r.case["of"] == part]
+            where = [loads.index(r.case["load"]) + place * 0.2 - 0.1 for r in points]
+            fill = colour if filled else "white"
+            label = f"{'notifications' if system == OURS else system}, {part}"
+            values = [r.value for r in points]
+            axes.plot(where, values, marker, color=colour, markerfacecolor=fill, markersize=9, label=label)
+    axes.set_xticks(range(len(loads)), [str(load) if load == "idle" else f"load {load}" for load in loads])
+    _logarithmic(axes, 1)
+    _frame(axes)
+    _title(axes, "", "ms from commit to start")
+    return bool(chosen)
+
+
+def _cost(figure: Figure, records: Sequence[Record]) -> bool:
+    panels = {"CPU of the server": "CPU of the server", "WAL": "WAL", "rows updated or deleted": "dead rows"}
+    for axes, (name, title) in zip(figure.subplots(1, len(panels)), panels.items(), strict=True):
+        chosen = [r for r in _of_first_payload(records) if r.figure == name]
+        _bars(axes, chosen, lambda r: 1.0 if r.system == LIMIT else _ratio(r))
+        _one(axes)
+        _title(axes, title, f"of a message, over {LIMIT}")
+    return True
+
+
+def _peers(figure: Figure, records: Sequence[Record]) -> bool:
+    panels = {
+        "worst first-service place": "messages served before the last\nquiet tenant's first one",
+        "messages fetched and completed": "messages a second, fetched and\ncompleted in the best batch",
+        "messages worked on": "messages a second, by a worker",
+    }
+    for axes, (name, title) in zip(figure.subplots(1, len(panels)), panels.items(), strict=True):
+        best: dict[str, Record] = {}
+        for record in (r for r in records if r.figure == name):
+            if record.system not in best or record.value > best[record.system].value:
+                best[record.system] = record
+        systems = list(reversed(best))
+        colours = [_OURS if system.startswith(OURS) else "#999999" for system in systems]
+        axes.barh(systems, [best[system].value for system in systems], 0.7, color=colours)
+        for place, system in enumerate(systems):
+            axes.annotate(f" {best[system].value:,.0f}", (best[system].value, place), va="center", fontsize=9)
+        _frame(axes)
+        axes.grid(visible=False)
+        axes.margins(x=0.2)
+        axes.xaxis.set_major_locator(MaxNLocator(3))
+        axes.set_xlabel(title, fontsize=10, color=_GREY)
+    return True
+
+
+def _value(record: Record) -> float:
+    return record.value
+
+
+def _ratio(record: Record) -> float:
+    return record.ratio or 0.0
+
+
+def _of_first_payload(records: Sequence[Record]) -> list[Record]:
+    return [r for r in records if r.case.get("payload") == records[0].case.get("payload")]
+
+
+def _bars(axes: Axes, records: Sequence[Record], height: Height) -> None:
+    """A group for each case, a bar for each system, and a mark where its goal is."""
     varied = [
         key
         for key in dict.fromkeys(key for r in records for key in r.case)
@@ -117,26 +204,48 @@ def _bars(axes: Axes, records: Sequence[Record], height: Callable[[Record], floa
     ]
     cases = list(dict.fromkeys(tuple(_short(key, r.case.get(key)) for key in varied) for r in records))
     systems = [name for name in SYSTEMS if any(r.system == name for r in records)]
-    width = 0.8 / max(1, len(systems))
-    for number, system in enumerate(systems):
-        bars = [
-            (cases.index(tuple(_short(key, r.case.get(key)) for key in varied)), height(r))
-            for r in records
-            if r.system == system
-        ]
-        places = [place - 0.4 + (number + 0.5) * width for place, _ in bars]
-        axes.bar(places, [value for _, value in bars], width * 0.9, color=_COLOURS[system], label=system)
+    for number, case in enumerate(cases):
+        bars = [r for r in records if tuple(_short(key, r.case.get(key)) for key in varied) == case]
+        bars.sort(key=lambda r: systems.index(r.system))
+        # As wide as if all were there, and in the middle, where some are not.
+        width = 0.84 / max(2, len(systems))
+        for place, record in enumerate(bars):
+            at = number + (place - (len(bars) - 1) / 2) * width
+            colour, hatch = _COLOURS[record.system], _HATCHES.get(record.system, "")
+            axes.bar(at, height(record), width * 0.9, color=colour, hatch=hatch, edgecolor="white", label=record.system)
+            if record.wanted:
+                bound = float(record.wanted.split()[1])
+                axes.hlines(bound, at - width / 2, at + width / 2, color="black", linewidth=2, label="goal")
     names = ["\n".join(part for part in case if part) for case in cases]
-    axes.set_xticks(range(len(cases)), names if labels else [""] * len(cases), fontsize=7 if len(cases) > 8 else 9)
+    axes.set_xticks(range(len(cases)) if varied else [], names if varied else [])
+    _frame(axes)
+
+
+def _frame(axes: Axes) -> None:
     axes.grid(axis="y", alpha=0.3)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(labelsize=10)
+
+
+def _one(axes: Axes) -> None:
+    axes.axhline(1, color=_GREY, linewidth=1)
+
+
+def _logarithmic(axes: Axes, bottom: float) -> None:
+    axes.set_yscale("log")
+    low = [bottom, *(bar.get_height() * 0.7 for bar in axes.patches if bar.get_height() > 0)]  # type: ignore[attr-defined]
+    axes.set_ylim(bottom=min(low))
+    for which in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+        which(FuncFormatter(_plain))
 
 
 def _short(key: str, value: int | str | None) -> str:
     if value is None:
         return ""
-    return f"{key} {value:,}" if isinstance(value, int) else str(value)
+    if key == "batch" or not isinstance(value, int):
+        return f"{key} {value}" if key == "batch" else str(value)
+    return f"{value:,} {key}"
 
 
 def _legend(figure: Figure) -> None:
@@ -144,7 +253,12 @@ def _legend(figure: Figure) -> None:
     handles: dict[str, Any] = {}
     for axes in figure.axes:
         handles |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=6, frameon=False, fontsize=8)
+    if not handles:
+        return
+    names = sorted(handles, key=lambda name: name == "goal")
+    figure.legend(
+        [handles[name] for name in names], names, loc="outside lower center", ncols=7, frameon=False, fontsize=10
+    )
 
 
 def _plain(value: float, place: int | None = None) -> str:
@@ -153,18 +267,19 @@ def _plain(value: float, place: int | None = None) -> str:
     return f"{value:,g}" if value == 0 or digits in "125" else ""
 
 
-def _title(axes: Axes, text: str) -> None:
+def _title(axes: Axes, text: str, what: str) -> None:
     axes.set_title(text, fontsize=11, color=_GREY)
+    axes.set_ylabel(what, fontsize=10, color=_GREY)
 
 
 _PICTURES: dict[str, Callable[[Figure, Sequence[Record]], bool]] = {
     "fairness": _fairness,
-    "enqueueing": _ratios("Enqueueing over the same INSERT into a bare table", "messages enqueued", (0.5, 0.8)),
-    "dequeueing": _ratios(
-        "Dequeue and complete, over the queue that isn't fair (1)", "messages dequeued and completed", (0.6, 0.7)
-    ),
+    "enqueueing": _enqueueing,
+    "dequeueing": _dequeueing,
     "growth": _growth,
     "old-snapshot": _old_snapshot,
     "open-enqueuers": _open_enqueuers,
-    "cost": _ratios("CPU of the server for a message, over the queue that isn't fair (1)", "CPU of the server"),
+    "latency": _latency,
+    "cost": _cost,
+    "peers": _peers,
 }

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
-__all__ = ["Record", "Wanted", "at_least", "at_most", "ratio_record", "value_record"]
+__all__ = ["Record", "Wanted", "at_least", "at_most", "percentile", "ratio_record", "value_record"]
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,7 @@ def ratio_record(
     reference: str,
     of: Sequence[float],
     wanted: Wanted | None = None,
+    value: float | None = None,
 ) -> Record:
     """A figure over that of the reference: the median of the ratios of pairs that were measured side by side."""
     # A reference that got nothing done at all is no measure: the pair is left out.
@@ -107,7 +108,7 @@ def ratio_record(
         figure,
         system,
         dict(case),
-        median(values),
+        median(values) if value is None else value,
         unit,
         reference=reference,
         ratio=ratio if ratios else None,
@@ -118,3 +119,9 @@ def ratio_record(
         reached=bool(ratios) and wanted.holds(ratio) if wanted else None,
         values=list(values),
     )
+
+
+def percentile(values: Sequence[float], percent: int) -> float:
+    """The smallest value that so many percent are not above."""
+    ordered = sorted(values)
+    return float(ordered[max(0, -(-len(ordered) * percent // 100) - 1)])

@@ -5,8 +5,10 @@ from __future__ import annotations
 import inspect
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from types import ModuleType
 from typing import Any
 
@@ -16,11 +18,21 @@ from .systems import SYSTEMS
 __all__ = ["load", "page", "save"]
 
 PAGE = "README.md"
+#: Columns of systems that a table has at most.
+_WIDE = 8
 #: What is said of each scenario, not of the machine.
 _PASSING = ("time", "revision", "load before", "durable commit")
 _INTRODUCTION = """\
-Made by `make bench` or `make bench-full`; edits are overwritten. Every ratio is against a reference that was measured
-in the same run, by turns: its median, and in brackets the lowest and the highest of the pairs."""
+How fair and how fast fairqueue is, beside other queues in PostgreSQL. To measure it on your machine:
+
+```console
+$ make bench         # a quarter of an hour; SCENARIOS="fairness latency" runs only these
+$ make bench-full    # the sizes that the goals name: two hours
+```
+
+Either writes this page, its pictures, and the figures of all repetitions (JSON) into `docs/benchmarks/`. Absolute
+figures are those of the machine below; what can be compared is a ratio. Each ratio is the median of at least five
+pairs, measured by turns in the same run."""
 
 
 def save(folder: Path, name: str, result: Mapping[str, Any]) -> None:
@@ -43,85 +55,6 @@ def write(path: Path, text: str) -> None:
     fresh.replace(path)
 
 
-def page(results: Mapping[str, dict[str, Any]], modules: Mapping[str, ModuleType], abouts: Mapping[str, str]) -> str:
-    """The report."""
-    parts = [
-        "# Benchmarks",
-        _INTRODUCTION,
-    ]
-    if wanted := _wanted(results):
-        parts += ["## What is wanted", wanted]
-    for name, result in results.items():
-        title, _, text = (inspect.getdoc(modules[name]) or name).partition("\n")
-        parts += [f"## {title}", text.strip(), _how(result)]
-        parts.append("\n".join(f"* {note}" for note in result["notes"]))
-        records = [Record.from_dict(values) for values in result["records"]]
-        parts += [f"![{picture}]({picture})" for picture in result.get("pictures", [])]
-        for figure in dict.fromkeys(record.figure for record in records):
-            chosen = [record for record in records if record.figure == figure]
-            parts.append(f"### {figure[0].upper()}{figure[1:]}, {chosen[0].unit}")
-            # What was varied differs from case to case.
-            parts += [
-                _table([record for record in chosen if tuple(record.case) == keys])
-                for keys in dict.fromkeys(tuple(record.case) for record in chosen)
-            ]
-    parts += ["## The systems", "\n".join(f"* **{name}**: {about}" for name, about in abouts.items())]
-    parts += ["## The machine", *_machines(results)]
-    return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _wanted(results: Mapping[str, dict[str, Any]]) -> str:
-    """What has a goal, in one table."""
-    rows = []
-    for name, result in results.items():
-        for record in (Record.from_dict(values) for values in result["records"]):
-            if record.wanted:
-                shown = number(record.value if record.ratio is None and record.reference is None else record.ratio)
-                over = f", over {record.reference}" if record.reference else ""
-                what = f"{record.figure}{over}"
-                case = ", ".join(f"{key} {value}" for key, value in record.case.items())
-                reached = "yes" if record.reached else "**no**"
-                rows.append([name, record.system, what, case, shown, record.wanted, reached])
-    header = ["scenario", "system", "figure", "case", "measured", "wanted", "reached"]
-    return _markdown(header, rows, left=4) if rows else ""
-
-
-def _table(records: Sequence[Record]) -> str:
-    """A row for each case, a column for each system, or for each reference of one system."""
-    keys = list(records[0].case)
-    order = list(SYSTEMS)
-    known = sorted(records, key=lambda record: order.index(record.system) if record.system in order else len(order))
-    columns = list(dict.fromkeys(_column(record) for record in known))
-    rows: dict[tuple[str, ...], dict[str, str]] = {}
-    for record in records:
-        case = tuple(_case_value(record.case[key]) for key in keys)
-        rows.setdefault(case, {})[_column(record)] = _cell(record)
-    body = [[*case, *(cells.get(column, "") for column in columns)] for case, cells in rows.items()]
-    return _markdown([*keys, *columns], body, left=0)
-
-
-def _column(record: Record) -> str:
-    return f"{record.system} / {record.reference}" if _foreign(record) else record.system
-
-
-def _foreign(record: Record) -> bool:
-    """A figure of one system over several others."""
-    return record.figure.startswith("the same")
-
-
-def _case_value(value: int | str) -> str:
-    return f"{value:,}" if isinstance(value, int) else value
-
-
-def _cell(record: Record) -> str:
-    if record.reference is None:
-        return number(record.value)
-    if record.ratio is None:
-        return f"{number(record.value)} (no ratio: the reference did nothing)"
-    spread = f" [{number(record.low)}, {number(record.high)}]" if record.pairs and record.pairs > 1 else ""
-    return f"{number(record.value)} ({number(record.ratio)}{spread})"
-
-
 def number(value: float | None) -> str:
     """Three digits that count, or all of a larger whole number."""
     if value is None or math.isnan(value):
@@ -133,6 +66,192 @@ def number(value: float | None) -> str:
     return f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"
 
 
+def page(results: Mapping[str, dict[str, Any]], modules: Mapping[str, ModuleType], abouts: Mapping[str, str]) -> str:
+    """The report."""
+    parts = ["# Benchmarks", _INTRODUCTION]
+    records = {name: [Record.from_dict(values) for values in result["records"]] for name, result in results.items()}
+    titles = {name: (inspect.getdoc(modules[name]) or name).partition("\n") for name in results}
+    if goals := _goals(records, results, {name: title for name, (title, _, _) in titles.items()}):
+        parts += ["## Goals", goals]
+    parts += ["## The machine", *_machines(results)]
+    for name, result in results.items():
+        title, _, text = titles[name]
+        parts += [f"## {title}", text.strip()]
+        parts += [f"![{title}]({picture})" for picture in result.get("pictures", [])]
+        parts.append("\n".join(f"* {note}" for note in result["notes"]))
+        for chosen in _alike(records[name]):
+            parts += _table(chosen)
+        parts.append(_how(name, result))
+    taking_part = {record.system for found in records.values() for record in found}
+    parts += [
+        "## The systems",
+        "\n".join(f"* **{name}**: {about}" for name, about in abouts.items() if name in taking_part),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _goals(
+    records: Mapping[str, Sequence[Record]], results: Mapping[str, Mapping[str, Any]], titles: Mapping[str, str]
+) -> str:
+    """A row for each goal; its cases are in the tables of the scenario."""
+    goals: dict[tuple[str, str, str], list[Record]] = {}
+    for name, found in records.items():
+        for record in found:
+            if record.wanted:
+                goals.setdefault((name, record.system, record.figure), []).append(record)
+    rows = []
+    for (name, system, figure), found in goals.items():
+        values = [value for value in map(_measured, found) if value is not None]
+        references = list(dict.fromkeys(record.reference for record in found if record.reference))
+        over = f" / {references[0] if len(references) == 1 else 'reference'}" if references else ""
+        reached = sum(bool(record.reached) for record in found)
+        rows.append(
+            [
+                f"[{titles[name].partition(':')[0]}](#{_anchor(titles[name])})",
+                f"{figure}: {system}{over}",
+                _bounds(found),
+                _range(values),
+                results[name]["size"],
+                f"{reached} of {len(found)}" if reached == len(found) else f"**{reached} of {len(found)}**",
+            ]
+        )
+    return _markdown(["", "goal", "wanted", "measured", "run", "cases that reach it"], rows, left=2) if rows else ""
+
+
+def _anchor(title: str) -> str:
+    """As GitHub makes it of a heading."""
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+
+
+def _measured(record: Record) -> float | None:
+    """What is held against the goal."""
+    return record.value if record.reference is None else record.ratio
+
+
+def _bounds(records: Sequence[Record]) -> str:
+    """≤ 19, or ≤ 19 to 35 where the goal differs from case to case."""
+    signs, bounds = zip(*(str(record.wanted).split() for record in records), strict=True)
+    return f"{signs[0]} {_range([float(bound) for bound in bounds], '{:g}'.format)}"
+
+
+def _range(values: Sequence[float], shown: Callable[[float], str] = number) -> str:
+    ends = [shown(end) for end in (min(values), max(values))] if values else ["none"]
+    return " to ".join(dict.fromkeys(ends))
+
+
+def _alike(records: Sequence[Record]) -> Iterable[list[Record]]:
+    """The records of each table: figures of the same cases, systems and references share one."""
+    tables: dict[tuple[Any, ...], list[Record]] = {}
+    for figure in dict.fromkeys(record.figure for record in records):
+        chosen = [record for record in records if record.figure == figure]
+        # What was varied differs from case to case.
+        for keys in dict.fromkeys(tuple(record.case) for record in chosen):
+            found = [record for record in chosen if tuple(record.case) == keys]
+            cases = frozenset(tuple(record.case.items()) for record in found)
+            marks = frozenset((record.system, record.reference) for record in found)
+            tables.setdefault((keys, cases, marks), []).extend(found)
+    return tables.values()
+
+
+def _table(records: Sequence[Record]) -> list[str]:
+    """What all have in common, and a row for each case: of many systems the ratios, of one or two the values too."""
+    figures = list(dict.fromkeys(map(_figure, records)))
+    keys = list(records[0].case)
+    varied = [key for key in keys if len({record.case[key] for record in records}) > 1]
+    order = list(SYSTEMS)
+    records = sorted(records, key=lambda record: order.index(record.system) if record.system in order else len(order))
+    references = list(dict.fromkeys(record.reference for record in records if record.ratio is not None))
+    both = len({record.system for record in records}) <= 2 and len(references) <= 1
+
+    def case(record: Record) -> tuple[str, ...]:
+        figure = [_figure(record)] if len(figures) > 1 else []
+        return *figure, *(_case_value(record.case[key]) for key in varied)
+
+    # Numbers by size, texts as they were met.
+    texts = list(dict.fromkeys(value for record in records for value in record.case.values()))
+    met = sorted(
+        records,
+        key=lambda record: [
+            value if isinstance(value := record.case[key], int) else texts.index(value) for key in varied
+        ],
+    )
+    rows: dict[tuple[str, ...], dict[str, str]] = {
+        case(record): {} for figure in figures for record in met if _figure(record) == figure
+    }
+    columns: dict[str, bool] = {}
+    for record in records:
+        for column, cell, is_ratio in _cells(record, both, several=len(references) > 1):
+            columns[column] = both and is_ratio
+            rows[case(record)][column] = cell
+    shown = sorted(columns, key=lambda column: columns[column])  # values before ratios
+    body = [[*where, *(cells.get(column, "") for column in shown)] for where, cells in rows.items()]
+    named = ["" for _ in figures[1:2]]
+    if references and not both:
+        own = f", {records[0].unit}" if len(figures) == 1 else ", absolute"
+        shown = [column + own if column in references and len(references) == 1 else column for column in shown]
+    table = _markdown([*named, *varied, *shown], body, left=len(named))
+    if len(shown) > _WIDE and not references:
+        table = _by_system(records, figures, varied)
+    return [_heading(records, figures, varied, [] if both else references), table]
+
+
+def _by_system(records: Sequence[Record], figures: Sequence[str], varied: Sequence[str]) -> str:
+    """A row for each system and case, where that would be too many columns."""
+    rows: dict[tuple[str, ...], dict[str, str]] = {}
+    for record in records:
+        where = (record.system, *(_case_value(record.case[key]) for key in varied))
+        rows.setdefault(where, {})[_figure(record)] = _cells(record, both=False, several=False)[0][1]
+    body = [[*where, *(cells.get(figure, "") for figure in figures)] for where, cells in rows.items()]
+    return _markdown(["", *varied, *figures], body, left=1)
+
+
+def _figure(record: Record) -> str:
+    return record.figure if record.unit in record.figure.split() else f"{record.figure}, {record.unit}"
+
+
+def _heading(records: Sequence[Record], figures: Sequence[str], varied: Sequence[str], over: Sequence[Any]) -> str:
+    """What the table is of, over what, what its rows have in common, and how steady it is."""
+    first = records[0]
+    parts = []
+    if len(figures) == 1:
+        figure = first.figure if over else figures[0]
+        parts.append(f"**{figure[0].upper()}{figure[1:]}**")
+    if len(over) > 1:
+        parts.append(f"{first.system} over each")
+    elif over:
+        parts.append(f"over {over[0]}")
+    parts += [f"{key} {_case_value(value)}" for key, value in first.case.items() if key not in varied]
+    text = "; ".join(parts)
+    return f"{text[:1].upper()}{text[1:]}.{_spread(records)}" if text else _spread(records).strip()
+
+
+def _cells(record: Record, both: bool, several: bool) -> list[tuple[str, str, bool]]:
+    """Column, text, whether it is a ratio: of a ratio, the ratio, and if there is room the value too."""
+    mark = "{}" if record.reached is not False else "**{}**"
+    if record.reference is None:
+        return [(record.system, mark.format(number(record.value)), False)]
+    shown = mark.format(number(record.ratio))
+    if both:
+        return [(record.system, number(record.value), False), (f"{record.system} / {record.reference}", shown, True)]
+    return [(str(record.reference) if several else record.system, shown, True)]
+
+
+def _spread(records: Sequence[Record]) -> str:
+    """How far single pairs are off."""
+    off = [
+        max(record.high / record.ratio - 1, 1 - record.low / record.ratio)
+        for record in records
+        if record.ratio and record.high and record.low is not None and (record.pairs or 0) > 1
+    ]
+    if not off:
+        return ""
+    return f" Single pairs are at most {max(off):.0%} off their median; in a typical case, {median(off):.0%}."
+
+
+def _case_value(value: int | str) -> str:
+    return f"{value:,}" if isinstance(value, int) else value
+
+
 def _markdown(header: Sequence[str], rows: Iterable[Sequence[str]], left: int) -> str:
     lines = [
         "| " + " | ".join(header) + " |",
@@ -142,11 +261,12 @@ def _markdown(header: Sequence[str], rows: Iterable[Sequence[str]], left: int) -
     return "\n".join(lines)
 
 
-def _how(result: Mapping[str, Any]) -> str:
+def _how(name: str, result: Mapping[str, Any]) -> str:
+    surroundings = result["environment"]
     return (
-        f"*Size: {result['size']}. {result['environment']['time']}, {result['seconds']:,.0f} s, revision"
-        f" {result['environment']['revision']}, load {result['environment']['load before']} before, a durable commit of"
-        f" one row {result['environment']['durable commit']}.*"
+        f"*{result['size'].capitalize()} run, {surroundings['time']}, {result['seconds']:,.0f} s, revision"
+        f" {surroundings['revision']}, load {surroundings['load before']} before, a durable commit"
+        f" {surroundings['durable commit']}. [All figures]({name}.json)*"
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from . import cost, dequeueing, enqueueing, fairness, growth, old_snapshot, open_enqueuers
+from . import cost, dequeueing, enqueueing, fairness, growth, latency, old_snapshot, open_enqueuers, peers
 
 __all__ = ["SCENARIOS"]
 
@@ -18,6 +18,7 @@ SCENARIOS: dict[str, ModuleType] = {
     "growth": growth,
     "old-snapshot": old_snapshot,
     "open-enqueuers": open_enqueuers,
-    # "latency" comes here: enqueue to start under load, with fq.Worker, from benchmarks/latency.py.
+    "latency": latency,
     "cost": cost,
+    "peers": peers,
 }

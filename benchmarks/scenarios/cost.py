@@ -1,7 +1,8 @@
-"""Cost of a message: WAL, buffers, dead tuples, statements, and CPU of server and client, from enqueue to completion
+"""Cost of a message
 
-One connection enqueues, dequeues and completes, in blocks by turns with the reference. CPU counts nothing of what
-others do on the machine meanwhile, so its ratios are the steadiest here. WAL and the other counters are the server's.
+WAL, buffers, dead tuples, statements, and CPU of server and client, from enqueue to completion. One connection
+enqueues, dequeues and completes, in blocks by turns with the reference. CPU counts nothing of what others do on the
+machine meanwhile, so its ratios are the steadiest here. WAL and the other counters are the server's.
 """
 
 from __future__ import annotations
@@ -18,14 +19,18 @@ from benchmarks.measuring import Bench, Case, Size, alternate, backend_cpu, open
 from benchmarks.records import Record, at_most, ratio_record, value_record
 from benchmarks.systems import LIMIT, OURS, Fill, payload_of
 
-_SYSTEMS = (OURS, LIMIT, "fifo", "channel-row", "partition-by", "blocks")
+_SYSTEMS = {
+    "quick": (OURS, LIMIT, "channel-row", "blocks"),
+    "full": (OURS, LIMIT, "fifo", "channel-row", "partition-by", "blocks"),
+    "tiny": (OURS, LIMIT, "fifo", "channel-row", "partition-by", "blocks"),
+}
 _CHANNELS = 1_000
 _BACKLOG = {"quick": 10_000, "full": 100_000, "tiny": 200}
 #: Messages of a block.
-_BLOCK = {"quick": 1_000, "full": 10_000, "tiny": 20}
+_BLOCK = {"quick": 1_000, "full": 3_000, "tiny": 20}
 #: Seconds after which a block ends early.
 _PATIENCE = 3.0
-_BATCHES = {"quick": (1, 10, 100), "full": (1, 10, 100), "tiny": (10,)}
+_BATCHES = {"quick": (1, 100), "full": (1, 10, 100), "tiny": (10,)}
 
 
 @dataclass(frozen=True)
@@ -49,15 +54,16 @@ _FIGURES = {
 
 
 def cases(size: Size) -> list[Case]:
+    seconds = len(_SYSTEMS[size.name]) * (1.5 + size.rounds * min(_PATIENCE, _BLOCK[size.name] * 0.0005))
     return [
-        Case(f"batch {batch}, {payload} B", partial(measure, batch, payload), 20.0 + size.rounds * 3)
+        Case(f"batch {batch}, {payload} B", partial(measure, batch, payload), seconds)
         for batch in _BATCHES[size.name]
         for payload in size.payloads
     ]
 
 
 def measure(batch: int, size: int, bench: Bench) -> Iterable[Record]:
-    systems = bench.taking_part(_SYSTEMS)
+    systems = bench.taking_part(_SYSTEMS[bench.size.name])
     block = max(batch, _BLOCK[bench.size.name])
     payload = payload_of(size)
     with bench.databases(systems) as databases, open_connections(bench.systems, databases) as connections:

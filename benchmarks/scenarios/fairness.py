@@ -1,10 +1,11 @@
-"""Fairness: who is served when, with one noisy tenant and with many of different sizes
+"""Fairness
 
-All messages are there before the first one is served. Places count messages: place 19 means that 19 messages of others
-were served before. With several consumers the order is that of the server's clock.
+Who is served when, with one noisy tenant and with many of different sizes. All messages are there before the first
+one is served. Places count messages: place 19 means that 19 messages of others were served before. With several
+consumers the order is that of the server's clock.
 
-* *Noisy first*: 1,000 messages of one tenant, then 1,000 of 19 quiet ones. Who rotates serves each quiet one within
-  the first round.
+* *Noisy first*: 1,000 messages of one tenant (300 in the quick run), then as many of 19 quiet ones. Who rotates serves
+  each quiet one within the first round.
 * *Zipf*: tenants with message counts like 1 / rank ** 1.1, arriving mixed. The Jain index is 1 where everybody gets
   what max-min fairness entitles them to and 1/n where one of n gets all. It is taken over windows of service, each
   against what the tenants had left at its beginning; counts alone mislead, as who has little can't get more.
@@ -20,36 +21,40 @@ from statistics import fmean, median
 
 from benchmarks.consumers import Outcome, Task
 from benchmarks.measuring import Bench, Case, Size, alternate
-from benchmarks.records import Record, at_most, value_record
+from benchmarks.records import Record, at_most, percentile, ratio_record, value_record
 from benchmarks.systems import LIMIT, OURS, System
 
-NOISY = 1_000
 QUIET = 19
-_SYSTEMS = (OURS, LIMIT, "stalled-workers", "priority", "channel-row", "partition-by", "blocks")
-
-_CELLS = {
-    "quick": [(1, 1), (1, 16), (10, 4), (100, 4)],
-    "full": [(batch, consumers) for batch in (1, 10, 100) for consumers in (1, 4, 16)],
-    "tiny": [(10, 2)],
+_FAIR = ("channel-row", "partition-by", "blocks")
+_SYSTEMS = {
+    "quick": (OURS, LIMIT, *_FAIR),
+    "full": (OURS, LIMIT, "stalled-workers", "priority", *_FAIR),
+    "tiny": (OURS, LIMIT),
 }
-_NOISY = {"quick": NOISY, "full": NOISY, "tiny": 20}
-_REPEATS = {"quick": 1, "full": 5, "tiny": 1}
+#: By load: batch and consumers.
+_NOISY_CELLS = {"quick": [(1, 4), (10, 4)], "full": [(1, 1), (1, 16), (10, 4), (100, 16)], "tiny": [(10, 2)]}
+_ZIPF_CELLS = {"quick": [(10, 4)], "full": [(1, 1), (10, 4), (100, 16)], "tiny": [(10, 2)]}
+#: Messages of the noisy tenant, and of all quiet ones together.
+_NOISY = {"quick": 300, "full": 1_000, "tiny": 20}
 #: PostgreSQL's synchronous_commit. It makes no difference to places.
 _DURABILITY = {"quick": "off", "full": "on", "tiny": "off"}
 #: Seconds for all messages; who takes longer has no figures.
-_PATIENCE = {"quick": 15.0, "full": 120.0, "tiny": 15.0}
+_PATIENCE = {"quick": 5.0, "full": 30.0, "tiny": 15.0}
 #: Messages and tenants of the Zipf load.
-_ZIPF = {"quick": (2_000, 50), "full": (20_000, 200), "tiny": (60, 6)}
+_ZIPF = {"quick": (1_000, 50), "full": (5_000, 200), "tiny": (60, 6)}
 
 
 def cases(size: Size) -> list[Case]:
-    found = []
-    repeats = _REPEATS[size.name]
-    for batch, consumers in _CELLS[size.name]:
-        where = f"batch {batch}, {consumers} consumer{'s' if consumers > 1 else ''}"
-        found.append(Case(f"noisy first, {where}", partial(noisy_first, batch, consumers), 12.0 * repeats))
-        found.append(Case(f"Zipf, {where}", partial(zipf, batch, consumers), 15.0 * repeats))
-    return found
+    runs = 2 * size.rounds + len(_SYSTEMS[size.name]) - 2
+    return [
+        Case(f"{load}, batch {batch}, {consumers} consumer{'s' if consumers > 1 else ''}", run, runs * seconds)
+        for load, cells, measured, seconds in (
+            ("noisy first", _NOISY_CELLS, noisy_first, 0.2 + _NOISY[size.name] / 800),
+            ("Zipf", _ZIPF_CELLS, zipf, 0.2 + _ZIPF[size.name][0] / 2_500),
+        )
+        for batch, consumers in cells[size.name]
+        for run in [partial(measured, batch, consumers)]
+    ]
 
 
 def noisy_first(batch: int, consumers: int, bench: Bench) -> Iterable[Record]:
@@ -60,16 +65,22 @@ def noisy_first(batch: int, consumers: int, bench: Bench) -> Iterable[Record]:
     for name, runs in _serve(bench, rows, batch, consumers).items():
         first, middle = [], []
         for order in runs:
-            places: dict[str, list[int]] = {}
-            for place, (_, channel) in enumerate(order):
-                places.setdefault(channel, []).append(place)
-            quiet = [places[channel] for channel in places if channel != "noisy"]
-            first.append(float(max(served[0] for served in quiet)))
-            middle.append(float(median(place for served in quiet for place in served)))
+            worst, usual = places_of_quiet([channel for _, channel in order])
+            first.append(worst)
+            middle.append(usual)
         # A round, and as many as others were just taking.
         wanted = at_most(QUIET + (consumers if consumers > 1 else 0)) if name == OURS else None
         yield value_record("worst first-service place", name, case, first, "place", wanted=wanted, value=max(first))
         yield value_record("median place of quiet tenants", name, case, middle, "place")
+
+
+def places_of_quiet(order: Sequence[str]) -> tuple[float, float]:
+    """The worst place at which a quiet tenant was first served, and the median place of all their messages."""
+    places: dict[str, list[int]] = {}
+    for place, channel in enumerate(order):
+        places.setdefault(channel, []).append(place)
+    quiet = [served for channel, served in places.items() if channel != "noisy"]
+    return float(max(served[0] for served in quiet)), float(median(place for served in quiet for place in served))
 
 
 def zipf(batch: int, consumers: int, bench: Bench) -> Iterable[Record]:
@@ -83,15 +94,22 @@ def zipf(batch: int, consumers: int, bench: Bench) -> Iterable[Record]:
     # The half of the tenants with the fewest messages.
     quiet = {tenant for tenant, _ in sizes.most_common()[tenants // 2 :]}
     case: dict[str, int | str] = {"load": "Zipf(1.1)", "batch": batch, "consumers": consumers}
+    waits: dict[tuple[str, int], list[float]] = {}
     for name, runs in _serve(bench, [(tenant, bench.payload) for tenant in arrivals], batch, consumers).items():
         indexes = [jain_over_windows(sizes, [channel for _, channel in order]) for order in runs]
         yield value_record("Jain index, mean of windows", name, case, [fmean(found) for found in indexes], "0 to 1")
         yield value_record("Jain index, worst window", name, case, [min(found) for found in indexes], "0 to 1")
         for percent in (50, 95, 99):
             places = [percentile([p for p, (_, c) in enumerate(order) if c in quiet], percent) for order in runs]
-            waits = [percentile([at for at, c in order if c in quiet], percent) for order in runs]
-            yield value_record(f"wait of quiet tenants, p{percent}", name, case, places, "place")
-            yield value_record(f"wait of quiet tenants in time, p{percent}", name, case, waits, "s")
+            yield value_record("place of quiet tenants", name, {**case, "of": f"p{percent}"}, places, "place")
+            waits[name, percent] = [percentile([at for at, c in order if c in quiet], percent) for order in runs]
+    for (name, percent), found in waits.items():
+        of = waits.get((LIMIT, percent)) if name == OURS else None
+        figure, where = "wait of quiet tenants", {**case, "of": f"p{percent}"}
+        if of:
+            yield ratio_record(figure, name, where, found, "s", reference=LIMIT, of=of)
+        else:
+            yield value_record(figure, name, where, found, "s")
 
 
 def _serve(
@@ -122,9 +140,10 @@ def _serve(
             )
         return order
 
-    systems = _SYSTEMS[:2] if bench.size.name == "tiny" else _SYSTEMS
-    names = [system.name for system in bench.taking_part(systems)]
-    runs = alternate(names, _REPEATS[bench.size.name], once)
+    names = [system.name for system in bench.taking_part(_SYSTEMS[bench.size.name])]
+    # Those that a ratio is taken of, in pairs; once is enough to see what the others do.
+    runs = alternate([name for name in names if name in (OURS, LIMIT)], bench.size.rounds, once)
+    runs |= alternate([name for name in names if name not in runs], 1, once)
     return {name: orders for name, orders in runs.items() if name not in unfinished}
 
 
@@ -136,12 +155,6 @@ def in_order(outcomes: Iterable[Outcome]) -> list[tuple[float, str]]:
         begun.setdefault((consumer, call), at)
     served.sort(key=lambda entry: (begun[entry[1], entry[2]], *entry[1:4]))
     return [(begun[entry[1], entry[2]] - served[0][0], entry[4]) for entry in served]
-
-
-def percentile(values: Sequence[float], percent: int) -> float:
-    """The smallest value that so many percent are not above."""
-    ordered = sorted(values)
-    return float(ordered[max(0, -(-len(ordered) * percent // 100) - 1)])
 
 
 def jain_over_windows(sizes: Mapping[str, int], order: Sequence[str]) -> list[float]:

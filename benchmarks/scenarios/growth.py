@@ -1,6 +1,7 @@
-"""Growth: the time of one dequeue as backlog and channels grow, with channels that can't be served, and after much use
+"""Growth
 
-Each figure is the time of a dequeue in a large database over that in a small one of the same system, call by call by
+The time of one dequeue as backlog and channels grow, with channels that can't be served, and after much use. Each
+figure is the time of a dequeue in a large database over that in a small one of the same system, call by call by
 turns; 1 means that size doesn't matter. Completions aren't timed. A call that takes more than a few seconds ends its
 case early.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from statistics import median
 from typing import Any
@@ -20,57 +21,77 @@ from benchmarks.measuring import Bench, Case, Size, alternate
 from benchmarks.records import Record, Wanted, at_most, ratio_record
 from benchmarks.systems import LIMIT, OURS, Fill, System
 
-_SYSTEMS = (OURS, LIMIT, "channel-row", "partition-by", "blocks")
-_WAITING = (OURS, LIMIT, "channel-row", "priority", "priority-two-indexes", "priority-after-time", "marked")
 _BATCHES = (1, 100)
-#: Seconds after which a system's turn of a round ends, however many calls it had.
-_PATIENCE = 2.0
+#: What passes before isn't timed: the batch that gets most through.
+_PASSING = 1_000
+#: More messages than these only for what never reads its whole backlog.
+_FOR_ALL = 1_000_000
+#: Roughly, to fill in a message and take in what is new, or to have it pass.
+_SECONDS = {OURS: 0.00006, LIMIT: 0.00002, "channel-row": 0.00002, "partition-by": 0.00006, "blocks": 0.00005}
 
 
 @dataclass(frozen=True)
 class Numbers:
     """The sizes of a run."""
 
-    small: tuple[int, int] = (10_000, 100)  # messages, channels
-    large: tuple[tuple[int, int], ...] = ((100_000, 10_000),)
+    small: tuple[int, int]  # messages, channels
+    large: tuple[tuple[int, int], ...]
     #: Channels that can't be served.
-    crowd: int = 10_000
+    crowd: int
     #: Messages that have passed.
-    passed: int = 50_000
+    passed: int
     #: Calls of each turn of a round, by batch.
-    calls: dict[int, int] = field(default_factory=lambda: {1: 40, 100: 10})
+    calls: dict[int, int]
+    #: Seconds after which a turn ends, however many calls it had.
+    patience: float
+    systems: tuple[str, ...] = (OURS, LIMIT, "channel-row", "partition-by", "blocks")
+    #: Beside channels that wait for their hour.
+    waiting: tuple[str, ...] = (OURS, LIMIT, "priority")
+    #: Through which messages have passed.
+    worn: tuple[str, ...] = (OURS, LIMIT)
 
 
 _NUMBERS = {
-    "quick": Numbers(),
+    "quick": Numbers(
+        small=(10_000, 100),
+        large=((100_000, 10_000),),
+        crowd=10_000,
+        passed=50_000,
+        calls={1: 40, 100: 10},
+        patience=0.3,
+    ),
     "full": Numbers(
-        large=((1_000_000, 100), (10_000_000, 100), (1_000_000, 10_000), (10_000_000, 1_000_000)),
+        small=(10_000, 100),
+        large=((1_000_000, 10_000), (10_000_000, 1_000_000)),
         crowd=100_000,
         passed=10_000_000,
         calls={1: 100, 100: 30},
+        patience=2.0,
+        waiting=(OURS, LIMIT, "channel-row", "priority", "priority-two-indexes", "priority-after-time", "marked"),
+        worn=(OURS,),
     ),
-    "tiny": Numbers((100, 5), ((300, 5),), crowd=10, passed=100, calls={1: 2, 100: 1}),
+    "tiny": Numbers((100, 5), ((300, 5),), 10, 100, {1: 2, 100: 1}, 0.3, (OURS, LIMIT), (OURS, LIMIT)),
 }
 
 
 def cases(size: Size) -> list[Case]:
-    numbers, found = _NUMBERS[size.name], []
-    tiny = size.name == "tiny"
+    numbers = _NUMBERS[size.name]
+    measured = 1.0 + size.rounds * (0.1 + sum(numbers.calls.values()) * 0.005)
+    found = []
     for messages, channels in numbers.large:
-        # What reads its whole backlog at each call isn't waited for at ten million.
-        names = (OURS, LIMIT, "channel-row") if messages > 1_000_000 else _SYSTEMS
-        for name in (OURS, LIMIT) if tiny else names:
+        for name in numbers.systems if messages <= _FOR_ALL else (OURS, LIMIT):
             label = f"{name}, {messages:,} messages of {channels:,} channels"
-            found.append(Case(label, partial(sizes, name, messages, channels), 5 + messages / 30_000))
-    for name in (OURS, LIMIT) if tiny else _WAITING:
+            seconds = measured + messages * _SECONDS[name]
+            found.append(Case(label, partial(sizes, name, messages, channels), seconds))
+    for name in numbers.waiting:
         label = f"{name}, {numbers.crowd:,} channels wait for their hour"
-        found.append(Case(label, partial(waiting, name), 8 + numbers.crowd / 5_000))
+        found.append(Case(label, partial(waiting, name), measured + numbers.crowd * 0.00015))
     for limit in ("max_concurrency => 1", "release_interval_ms => 36000000"):
         label = f"{OURS}, {numbers.crowd:,} channels at their {limit.split()[0]}"
-        found.append(Case(label, partial(blocked, limit), 8 + numbers.crowd / 2_000))
-    for name in (OURS, LIMIT):
+        found.append(Case(label, partial(blocked, limit), measured + numbers.crowd * 0.0005))
+    for name in numbers.worn:
         label = f"{name}, after {numbers.passed:,} messages"
-        found.append(Case(label, partial(passed, name), 8 + numbers.passed / 5_000))
+        found.append(Case(label, partial(passed, name), measured + numbers.passed * _SECONDS[name]))
     return found
 
 
@@ -96,7 +117,7 @@ def sizes(name: str, messages: int, channels: int, bench: Bench) -> Iterable[Rec
             system.fill(connection, Fill(*((messages, channels) if large else small), bench.payload))
 
         case: dict[str, int | str] = {"messages": messages, "channels": channels}
-        reference = f"{small[0]:,} messages of {small[1]:,}"
+        reference = f"that with {small[0]:,} messages of {small[1]:,} channels"
         yield from _compare(bench, Comparison(system, case, reference, prepare, at_most(1.5)))
 
 
@@ -111,7 +132,7 @@ def waiting(name: str, bench: Bench) -> Iterable[Record]:
             system.fill(connection, Fill(*small, bench.payload))
 
         case: dict[str, int | str] = {"waiting channels": crowd}
-        yield from _compare(bench, Comparison(system, case, "none of them", prepare, at_most(1.2)))
+        yield from _compare(bench, Comparison(system, case, "the time without them", prepare, at_most(1.2)))
 
 
 def blocked(limit: str, bench: Bench) -> Iterable[Record]:
@@ -131,7 +152,7 @@ def blocked(limit: str, bench: Bench) -> Iterable[Record]:
             system.fill(connection, Fill(*small, bench.payload))
 
         case: dict[str, int | str] = {"blocked channels": crowd, "by": limit.partition(" ")[0]}
-        yield from _compare(bench, Comparison(system, case, "none of them", prepare, at_most(1.2)))
+        yield from _compare(bench, Comparison(system, case, "the time without them", prepare, at_most(1.2)))
 
 
 def passed(name: str, bench: Bench) -> Iterable[Record]:
@@ -142,14 +163,17 @@ def passed(name: str, bench: Bench) -> Iterable[Record]:
         def prepare(connection: Any, dsn: str, large: bool, system: System = system) -> None:
             if large:
                 step = min(numbers.passed, 100_000)
+                task = Task(_PASSING, durability="off")
                 for _ in range(0, numbers.passed, step):
                     system.fill(connection, Fill(step, channels, bench.payload))
-                    bench.consumers.run(2, dsn, system.name, Task(100, durability="off"))
+                    bench.consumers.run(2, dsn, system.name, task)
             system.fill(connection, Fill(messages, channels, bench.payload))
 
-        case: dict[str, int | str] = {"passed before": numbers.passed}
+        case: dict[str, int | str] = {"passed": numbers.passed}
         # As autovacuum has left it.
-        yield from _compare(bench, Comparison(system, case, "a new database", prepare, at_most(1.5), vacuum=False))
+        yield from _compare(
+            bench, Comparison(system, case, "that in a new database", prepare, at_most(1.5), vacuum=False)
+        )
 
 
 def _compare(bench: Bench, comparison: Comparison) -> Iterable[Record]:
@@ -188,7 +212,7 @@ def _turn(bench: Bench, system: System, connections: dict[str, Any], batch: int,
     """The median time of some calls, in ms. What they take is filled up again, before the first of them."""
     connection, numbers = connections[subject], _NUMBERS[bench.size.name]
     system.fill(connection, Fill(numbers.calls[batch] * batch, numbers.small[1], bench.payload))
-    until = time.perf_counter() + _PATIENCE
+    until = time.perf_counter() + numbers.patience
     for _ in range(5):  # The news is taken in.
         system.complete(connection, system.dequeue(connection, batch))
     times = []

@@ -1,8 +1,9 @@
-"""Open enqueuers: transactions that have enqueued stay open while others are served
+"""Open enqueuers
 
-Each of them enqueues to three tenants, in an order of its own, and stays open. What was committed before, for the same
-tenants, is eligible all the time. Waits are those for locks that last longer than 20 ms, of enqueuers and consumers, as
-another connection sees them; and what gives up after a second.
+Transactions that have enqueued stay open while others are served. Each of them enqueues to three tenants, in an order
+of its own, and stays open. What was committed before, for the same tenants, is eligible all the time. Waits are those
+for locks that last longer than 20 ms, of enqueuers and consumers, as another connection sees them; and what gives up
+after a second.
 """
 
 from __future__ import annotations
@@ -21,20 +22,22 @@ from benchmarks.records import Record, Wanted, at_least, at_most, value_record
 from benchmarks.systems import LIMIT, OURS, System
 
 _SYSTEMS = (OURS, LIMIT, "channel-row", "partition-by", "blocks")
-#: Transactions, seconds, repetitions.
-_NUMBERS = {"quick": (50, 3.0, 1), "full": (50, 10.0, 5), "tiny": (4, 0.3, 1)}
+#: Transactions, seconds that they stay open, seconds that they have to enqueue. Where they wait for each other, the
+#: server looks for deadlocks after a second.
+_NUMBERS = {"quick": (50, 1.0, 0.3), "full": (50, 10.0, 2.0), "tiny": (4, 0.3, 0.3)}
 _TENANTS = 50
-#: Seconds that the transactions have to enqueue.
-_SETUP = 2.0
+_REPEATS = {"quick": 5, "full": 5, "tiny": 1}
 _EACH = 20  # messages of each tenant that are there before
 
 
 def cases(size: Size) -> list[Case]:
-    enqueuers, seconds, repeats = _NUMBERS[size.name]
+    enqueuers, seconds, setup = _NUMBERS[size.name]
     names = (OURS, "channel-row") if size.name == "tiny" else _SYSTEMS
     return [
         Case(
-            f"{name}, {enqueuers} transactions open for {seconds:g} s", partial(measure, name), repeats * (seconds + 4)
+            f"{name}, {enqueuers} transactions open for {seconds:g} s",
+            partial(measure, name),
+            _REPEATS[size.name] * (seconds + setup + 0.6),
         )
         for name in names
     ]
@@ -67,8 +70,8 @@ class _Enqueuer(threading.Thread):
 def measure(name: str, bench: Bench) -> Iterable[Record]:
     if name not in bench.systems:
         return
-    count, seconds, repeats = _NUMBERS[bench.size.name]
-    runs = [_once(bench, bench.systems[name], count, seconds, number) for number in range(repeats)]
+    count, seconds, _setup = _NUMBERS[bench.size.name]
+    runs = [_once(bench, bench.systems[name], number) for number in range(_REPEATS[bench.size.name])]
     case: dict[str, int | str] = {"transactions": count, "seconds": f"{seconds:g}"}
     figures: list[tuple[str, str, Wanted]] = [
         ("share of eligible messages served meanwhile", "share", at_least(1)),
@@ -81,7 +84,8 @@ def measure(name: str, bench: Bench) -> Iterable[Record]:
         )
 
 
-def _once(bench: Bench, system: System, count: int, seconds: float, seed: int) -> tuple[float, float, float]:
+def _once(bench: Bench, system: System, seed: int) -> tuple[float, float, float]:
+    count, seconds, setup = _NUMBERS[bench.size.name]
     dice = random.Random(seed)  # noqa: S311
     tenants = [f"t{i}" for i in range(_TENANTS)]
     with bench.place.database(system) as dsn:
@@ -92,7 +96,7 @@ def _once(bench: Bench, system: System, count: int, seconds: float, seed: int) -
             eligible = system.backlog(consumer)
             for connection in (consumer, *producers):
                 connection.execute(
-                    f"SET lock_timeout = {1000 if connection is consumer else int((_SETUP + seconds) * 1000)}"
+                    f"SET lock_timeout = {1000 if connection is consumer else int((setup + seconds) * 1000)}"
                 )
             enqueuers = [
                 _Enqueuer(system, producer, [(tenant, bench.payload) for tenant in dice.sample(tenants, 3)])
@@ -102,7 +106,7 @@ def _once(bench: Bench, system: System, count: int, seconds: float, seed: int) -
                 for enqueuer in enqueuers:
                     enqueuer.start()
                 # Those that wait for each other don't get there.
-                until = time.monotonic() + _SETUP
+                until = time.monotonic() + setup
                 for enqueuer in enqueuers:
                     enqueuer.done.wait(max(0.0, until - time.monotonic()))
                 served, until = 0, time.monotonic() + seconds

@@ -9,6 +9,7 @@ from .fair import Fairqueue
 from .fifo import FIFO, StalledWorkers
 from .limit import Limit
 from .partition_by import PartitionBy
+from .peers import PEERS
 from .priority import Marked, Priority, PriorityAfterTime, PriorityTwoIndexes
 
 __all__ = ["LIMIT", "OURS", "SYSTEMS", "Fill", "Lease", "SQLSystem", "System", "payload_of"]
@@ -30,6 +31,6 @@ SYSTEMS: dict[str, System] = {
         ChannelRow(),
         PartitionBy(),
         Blocks(),
-        # Peers from package registries: one file each, with missing().
+        *PEERS.values(),
     )
 }

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -43,7 +44,7 @@ class Fill:
     delay_ms: int = 0
 
 
-class System:
+class System(ABC):
     """A queue."""
 
     #: As --systems, the files and the tables call it.
@@ -61,40 +62,40 @@ class System:
         """Why it can't take part here; None: it can."""
         return None
 
+    @abstractmethod
     def install(self, dsn: str) -> None:
         """Make its tables in an empty database."""
-        raise NotImplementedError
 
+    @abstractmethod
     def connect(self, dsn: str) -> Any:
         """A consumer's or producer's own connection, closed by its close()."""
-        raise NotImplementedError
 
+    @abstractmethod
     def enqueue(self, connection: Any, rows: Sequence[tuple[str, str]]) -> None:
         """Enqueue (channel, payload as JSON text) in this order, as its publishers do, one transaction in all.
 
         Where the connection is in a transaction already, it is part of that.
         """
-        raise NotImplementedError
 
     def fill(self, connection: Any, fill: Fill) -> None:
         """Make a backlog, in the quickest way that leaves things as if the messages had been enqueued one by one."""
         rows = [(f"{fill.prefix}{i % fill.channels}", fill.payload) for i in range(fill.messages)]
         self.enqueue(connection, rows)
 
-    def settle(self, connection: Any) -> None:
+    def settle(self, connection: Any) -> None:  # noqa: B027
         """Take in what a fill left to be done once."""
 
+    @abstractmethod
     def dequeue(self, connection: Any, n: int, *, lease: float = LEASE, timed: bool = False) -> list[Lease]:
         """Lease up to n messages, in the order in which they are served; commits."""
-        raise NotImplementedError
 
+    @abstractmethod
     def complete(self, connection: Any, leases: Sequence[Lease]) -> int:
         """End leases; says how many were still good. Commits."""
-        raise NotImplementedError
 
+    @abstractmethod
     def backlog(self, connection: Any) -> int:
         """How many messages are not completed yet."""
-        raise NotImplementedError
 
 
 class SQLSystem(System):

@@ -14,6 +14,31 @@ TO_EPOCH = """
 """
 
 
+_DEQUEUE = """
+    CREATE FUNCTION message_dequeue(p_lock_ms bigint) RETURNS SETOF message AS $$
+    DECLARE
+        v_now bigint := to_epoch(now());
+        v_id bigint;
+    BEGIN
+        SELECT m.id FROM message m WHERE m.unlock_at <= v_now
+        ORDER BY m.unlock_at LIMIT 1 FOR UPDATE SKIP LOCKED INTO v_id;
+        IF v_id IS NULL THEN
+            {mark}
+            SELECT m.id FROM message m WHERE {ready} AND m.unlock_at IS NULL
+            ORDER BY {order} LIMIT 1 FOR UPDATE SKIP LOCKED INTO v_id;
+        END IF;
+        RETURN QUERY UPDATE message m SET unlock_at = v_now + p_lock_ms, num_attempts = m.num_attempts + 1
+        WHERE m.id = v_id RETURNING m.*;
+    END
+    $$ LANGUAGE plpgsql;
+"""
+
+
+def dequeues(order: str, ready: str = "m.dequeue_at <= v_now", mark: str = "") -> str:
+    """The function that serves what is first in this order, of what is ready; what ran out goes before."""
+    return _DEQUEUE.replace("{order}", order).replace("{ready}", ready).replace("{mark}", mark)
+
+
 class FIFO(SQLSystem):
     name = "fifo"
     about = "LonnyMQ's first queue: (dequeue_at, id), SKIP LOCKED, one message a call; leases as in its later chapter"
@@ -38,30 +63,8 @@ class FIFO(SQLSystem):
             INSERT INTO message (channel, content, dequeue_at) VALUES (p_channel, p_content, to_epoch(now()));
         END
         $$ LANGUAGE plpgsql;
-
-        CREATE FUNCTION message_dequeue(p_lock_ms bigint) RETURNS SETOF message AS $$
-        DECLARE
-            v_now bigint := to_epoch(now());
-            v_id bigint;
-        BEGIN
-            SELECT m.id FROM message m WHERE m.unlock_at <= v_now
-            ORDER BY m.unlock_at LIMIT 1 FOR UPDATE SKIP LOCKED INTO v_id;
-            IF v_id IS NULL THEN
-                SELECT m.id FROM message m WHERE m.dequeue_at <= v_now AND m.unlock_at IS NULL
-                ORDER BY m.dequeue_at, m.id LIMIT 1 FOR UPDATE SKIP LOCKED INTO v_id;
-            END IF;
-            RETURN QUERY UPDATE message m SET unlock_at = v_now + p_lock_ms, num_attempts = m.num_attempts + 1
-            WHERE m.id = v_id RETURNING m.*;
-        END
-        $$ LANGUAGE plpgsql;
-
-        CREATE FUNCTION message_complete(p_id bigint, p_num_attempts integer) RETURNS SETOF bigint AS $$
-        BEGIN
-            RETURN QUERY DELETE FROM message m
-            WHERE m.id = p_id AND m.num_attempts = p_num_attempts AND m.unlock_at IS NOT NULL RETURNING m.id;
-        END
-        $$ LANGUAGE plpgsql;
     """
+        + dequeues("m.dequeue_at, m.id")
     )
     enqueue_sql = "SELECT message_create(%(channel)s, %(payload)s::jsonb)"
     fill_sql = """
@@ -73,7 +76,7 @@ class FIFO(SQLSystem):
         "SELECT id, num_attempts, channel, content{at}"
         " FROM message_dequeue((%(lease)s::double precision * 1000)::bigint)"
     )
-    complete_sql = "SELECT * FROM message_complete(%(id)s::bigint, %(attempt)s::integer)"
+    complete_sql = "DELETE FROM message WHERE id = %(id)s AND num_attempts = %(attempt)s RETURNING id"
     backlog_sql = "SELECT count(*) FROM message"
 
 

@@ -5,8 +5,7 @@ All messages here have the same priority, but for those that are put in the way:
 
 from __future__ import annotations
 
-from .base import SQLSystem
-from .fifo import TO_EPOCH
+from .fifo import FIFO, TO_EPOCH, dequeues
 
 _TABLE = """
     CREATE TABLE message (
@@ -21,34 +20,15 @@ _TABLE = """
     );
     CREATE INDEX message_locked_dequeue_ix ON message (unlock_at) WHERE unlock_at IS NOT NULL;
 """
-_DEQUEUE = """
-    CREATE FUNCTION message_dequeue(p_lock_ms bigint) RETURNS SETOF message AS $$
-    DECLARE
-        v_now bigint := to_epoch(now());
-        v_id bigint;
-    BEGIN
-        SELECT m.id FROM message m WHERE m.unlock_at <= v_now
-        ORDER BY m.unlock_at LIMIT 1 FOR UPDATE SKIP LOCKED INTO v_id;
-        IF v_id IS NULL THEN
-            {mark}
-            SELECT m.id FROM message m WHERE {ready} AND m.unlock_at IS NULL
-            ORDER BY m.priority, m.dequeue_at, m.id LIMIT 1 FOR UPDATE SKIP LOCKED INTO v_id;
-        END IF;
-        RETURN QUERY UPDATE message m SET unlock_at = v_now + p_lock_ms, num_attempts = m.num_attempts + 1
-        WHERE m.id = v_id RETURNING m.*;
-    END
-    $$ LANGUAGE plpgsql;
-"""
 
 
 def _tables(indexes: str, ready: str = "m.dequeue_at <= v_now", mark: str = "") -> str:
-    return TO_EPOCH + _TABLE + indexes + _DEQUEUE.replace("{ready}", ready).replace("{mark}", mark)
+    return TO_EPOCH + _TABLE + indexes + dequeues("m.priority, m.dequeue_at, m.id", ready, mark)
 
 
-class Priority(SQLSystem):
+class Priority(FIFO):
     name = "priority"
     about = "LonnyMQ's priority column, its best index: (priority, dequeue_at, id)"
-    batches = False
 
     tables = _tables("CREATE INDEX message_dequeue_ix ON message (priority, dequeue_at, id) WHERE unlock_at IS NULL;")
     enqueue_sql = """
@@ -62,12 +42,6 @@ class Priority(SQLSystem):
             CASE WHEN %(delay_ms)s > 0 THEN -1 - i %% %(channels)s ELSE 0 END
         FROM generate_series(%(start)s::bigint, %(start)s::bigint + %(messages)s - 1) i
     """
-    dequeue_sql = (
-        "SELECT id, num_attempts, channel, content{at}"
-        " FROM message_dequeue((%(lease)s::double precision * 1000)::bigint)"
-    )
-    complete_sql = "DELETE FROM message WHERE id = %(id)s AND num_attempts = %(attempt)s RETURNING id"
-    backlog_sql = "SELECT count(*) FROM message"
 
 
 class PriorityTwoIndexes(Priority):

@@ -1,0 +1,62 @@
+"""Processes of their own that are spoken to by a pipe, and end when that is closed because a run is over or was killed.
+
+Their main function takes the pipe first, sends True once it has started, and answers what it is sent; by a str, if it
+is an error.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from multiprocessing import get_context
+from typing import Any
+
+
+class ProcessFailed(Exception):
+    """A process met an error, or is gone."""
+
+
+class Child:
+    """One process. It is there at once; the first `receive` waits until it has started."""
+
+    def __init__(self, main: Callable[..., None], *args: Any) -> None:
+        context = get_context("spawn")  # a forked one would share our connections
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=main, args=(theirs, *args), daemon=True)
+        # Inherited: Ctrl-C is for us, and we end it.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            self._process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        theirs.close()
+
+    def send(self, order: Any) -> None:
+        try:
+            self._pipe.send(order)
+        except (BrokenPipeError, ConnectionError) as error:
+            raise self._gone() from error
+
+    def receive(self) -> Any:
+        try:
+            answer = self._pipe.recv()
+        except (EOFError, ConnectionError) as error:
+            raise self._gone() from error
+        if isinstance(answer, str):
+            raise ProcessFailed(answer)
+        return answer
+
+    def close(self) -> None:
+        """Say that it is over."""
+        self._pipe.close()
+
+    def end(self) -> None:
+        """Wait a second for it to end, then kill it: its transaction is rolled back."""
+        self.close()
+        self._process.join(1)
+        self._process.kill()
+        self._process.join()
+
+    def _gone(self) -> ProcessFailed:
+        self._process.join(1)
+        return ProcessFailed(f"{self._process.name} is gone, exit code {self._process.exitcode}")

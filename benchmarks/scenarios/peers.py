@@ -1,0 +1,288 @@
+"""Peers: fairness and throughput beside queues from package registries
+
+Each in a database of its own on the same server, with the same settings and durability, by turns; ours is in every
+round. The payloads have 100 bytes, the tables are vacuumed and analyzed after a backlog was made.
+
+* *Fairness*: messages of one noisy tenant, then as many of 19 quiet ones; four consumers that take ten at a time (one
+  where a call fetches one), or the peer's own worker. Commits don't wait for the disk, as places have no time in them.
+* *Fetch and complete*: four consumer processes call what the peer has for fetching and completing, in batches, for a
+  part of a second or until nothing is left. Handlers, heartbeats and polling don't take part; the calls of asyncio are
+  made one after the other in an event loop that each consumer keeps.
+* *Workers*: who only has a worker runs it in one process with a handler that does nothing, four messages at a time
+  (Chancy: one a tenant, in a queue for each). The rate is that at which messages begin, from the first one on until
+  none is left or the time is over. Ours has a plain handler, in threads; an async one was not faster.
+
+Ours is to be three times as fast as what tries to be fair, and as fast as other Python packages in their best batch.
+Who keeps finished messages (DBOS, Chancy, Awa, Oban, pg-boss; PgQueuer a log, ours a history) does so here. Consumers
+wait for the disk at each fetch, as at each completion; fq.Worker doesn't for its dequeues.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cache, partial
+from statistics import median
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg.sql import SQL, Identifier
+
+from benchmarks.consumers import Task, rate
+from benchmarks.measuring import Bench, Case, Size, alternate
+from benchmarks.processes import Child
+from benchmarks.records import Record, Wanted, at_least, at_most, ratio_record, value_record
+from benchmarks.scenarios.fairness import QUIET, in_order, places_of_quiet
+from benchmarks.systems import OURS, Fill, System
+from benchmarks.systems.peers import OUR_WORKER, PEERS, Peer, Working
+from benchmarks.systems.peers.base import CONCURRENCY, Served, work
+
+T = TypeVar("T")
+
+_FETCHED = tuple(name for name, peer in PEERS.items() if not isinstance(peer, Working))
+_WORKERS = tuple(name for name, peer in PEERS.items() if isinstance(peer, Working) and name != OUR_WORKER)
+_CONSUMERS = 4
+#: Messages of the noisy tenant, and of all quiet ones together.
+_NOISY = {"quick": 500, "full": 1_000, "tiny": 20}
+#: Seconds for all of them.
+_PATIENCE = {"quick": 20.0, "full": 60.0, "tiny": 20.0}
+#: Repetitions of what has no time in it.
+_REPEATS = {"quick": 1, "full": 3, "tiny": 1}
+
+
+@dataclass(frozen=True)
+class Load:
+    messages: int
+    tenants: int
+    batches: tuple[int, ...]
+
+
+_LOADS = {
+    "quick": [Load(5_000, 20, (1, 10, 100)), Load(20_000, 1_000, (100,))],
+    "full": [Load(5_000, 20, (1, 10, 100)), Load(20_000, 1_000, (1, 10, 100)), Load(50_000, 10_000, (100,))],
+    "tiny": [Load(500, 5, (1, 10))],
+}
+#: Backlog and tenants of the workers.
+_WORKED = {"quick": (1_000, 20), "full": (5_000, 20), "tiny": (20, 4)}
+#: Seconds of one measurement: of consumers, of a worker.
+_SECONDS = {"quick": (0.3, 1.0), "full": (2.0, 5.0), "tiny": (0.05, 5.0)}
+
+
+def cases(size: Size) -> list[Case]:
+    repeats = _REPEATS[size.name]
+    consumed, worked = _SECONDS[size.name]
+    found = [Case("fairness", fairness, 6.0 * repeats * (len(PEERS) + 1))]
+    for load in _LOADS[size.name]:
+        label = f"fetch and complete, {load.messages:,} messages of {load.tenants:,} tenants"
+        rounds = len(load.batches) * size.rounds * (len(_FETCHED) + 1)
+        found.append(Case(label, partial(fetching, load), load.messages / 600 + rounds * (consumed + 0.5)))
+    seconds = 15 + size.rounds * (len(_WORKERS) + 1) * (worked + 1)
+    return [*found, Case("workers", working, seconds)]
+
+
+def fairness(bench: Bench) -> Iterable[Record]:
+    noisy = _NOISY[bench.size.name]
+    rows = [("noisy", bench.payload)] * noisy + [(f"quiet{i % QUIET}", bench.payload) for i in range(noisy)]
+    systems = _taking_part(bench, (OURS, *PEERS))
+    versions = {f"{system.package} {system.version()}" for system in systems.values() if isinstance(system, Peer)}
+    bench.note(f"versions: {', '.join(sorted(versions))}")
+
+    def once(name: str) -> tuple[float, float]:
+        system = systems[name]
+        with bench.databases([system]) as databases:
+            dsn = databases[name]
+            _without_disk(dsn)
+            with _connected(system, dsn) as connection:
+                system.enqueue(connection, rows)
+            _vacuum(dsn)
+            order = _order(bench, system, dsn)
+        left = Counter(channel for channel, _ in rows) - Counter(order)
+        # With more than half of the quiet ones' messages, and all tenants, the figures don't depend on the rest.
+        if 2 * (left.total() - left["noisy"]) > noisy or len(set(order)) <= QUIET:
+            raise TimeoutError(
+                f"it served {len(order):,} of {len(rows):,} messages in {_PATIENCE[bench.size.name]:g} s"
+            )
+        return places_of_quiet([*order, *left.elements()])
+
+    for name, places in _by_turns(bench, systems, _REPEATS[bench.size.name], once).items():
+        case: dict[str, int | str] = {"load": "noisy first"}
+        first, middle = ([place[part] for place in places] for part in (0, 1))
+        wanted = at_most(QUIET + CONCURRENCY) if name in (OURS, OUR_WORKER) else None
+        yield value_record("worst first-service place", name, case, first, "place", wanted=wanted, value=max(first))
+        yield value_record("median place of quiet tenants", name, case, middle, "place")
+
+
+def _order(bench: Bench, system: System, dsn: str) -> list[str]:
+    patience = _PATIENCE[bench.size.name]
+    if isinstance(system, Working):
+        with _processes([system]) as processes:
+            return _serve(processes[system.name], dsn, patience).order
+    task = Task(10 if system.batches else 1, patience, timed=True, warm=False)
+    return [channel for _, channel in in_order(bench.consumers.run(_CONSUMERS, dsn, system.name, task))]
+
+
+def fetching(load: Load, bench: Bench) -> Iterable[Record]:
+    systems = _taking_part(bench, (OURS, *_FETCHED))
+    seconds, _ = _SECONDS[bench.size.name]
+    found: dict[int, dict[str, list[float]]] = {}
+    begun: dict[str, int] = {}
+    with _databases(bench, systems) as database:
+
+        def once(name: str, batch: int) -> float:
+            system, dsn = systems[name], database(name)
+            with _connected(system, dsn) as connection:
+                missing = load.messages - system.backlog(connection)
+                if missing > 0:
+                    system.fill(connection, Fill(missing, load.tenants, bench.payload))
+                if name not in begun:
+                    system.settle(connection)
+            if begun.get(name) != batch:
+                begun[name] = batch
+                _vacuum(dsn)
+            return rate(bench.consumers.run(_CONSUMERS, dsn, name, Task(batch, seconds)))
+
+        for batch in load.batches:
+            chosen = {name: system for name, system in systems.items() if system.batches or batch == 1}
+            bench.place.checkpoint()
+            found[batch] = _by_turns(bench, chosen, bench.size.rounds, partial(once, batch=batch))
+    best = {
+        name: max((batch for batch in found if name in found[batch]), key=lambda batch: median(found[batch][name]))
+        for name in {name for rates in found.values() for name in rates}
+    }
+    for batch, rates in found.items():
+        case: dict[str, int | str] = {"backlog": load.messages, "tenants": load.tenants, "batch": batch}
+        wanted = {name: _wanted(systems[name], best[name] == batch) for name in rates}
+        yield from _ratios("messages fetched and completed", OURS, case, rates, wanted)
+
+
+def working(bench: Bench) -> Iterable[Record]:
+    systems = _taking_part(bench, (OUR_WORKER, *_WORKERS))
+    messages, tenants = _WORKED[bench.size.name]
+    _, seconds = _SECONDS[bench.size.name]
+    with _databases(bench, systems) as database, _processes(systems.values()) as processes:
+
+        def once(name: str) -> float:
+            system, dsn = systems[name], database(name)
+            assert isinstance(system, Working)
+            missing = messages - system.left(dsn)
+            with _connected(system, dsn) as connection:
+                system.fill(connection, Fill(missing, tenants, bench.payload))
+            _vacuum(dsn)
+            return _serve(processes[name], dsn, seconds).rate
+
+        bench.place.checkpoint()
+        rates = _by_turns(bench, systems, bench.size.rounds, once)
+    case: dict[str, int | str] = {"backlog": messages, "tenants": tenants, "at a time": CONCURRENCY}
+    wanted = {name: _wanted(system, best=True) for name, system in systems.items()}
+    yield from _ratios("messages worked on", OUR_WORKER, case, rates, wanted)
+
+
+def _wanted(system: System, best: bool) -> Wanted | None:
+    """Three times the rate of what tries to be fair; as much as any other in Python at its best batch."""
+    if system.fair:
+        return at_least(3)
+    return at_least(1) if best and system.name != "pg-boss" else None
+
+
+def _ratios(
+    figure: str,
+    ours: str,
+    case: Mapping[str, int | str],
+    rates: Mapping[str, list[float]],
+    wanted: Mapping[str, Wanted | None],
+) -> Iterator[Record]:
+    for name, found in rates.items():
+        yield value_record(figure, name, case, found, "1/s")
+    for name, found in rates.items():
+        if name != ours and ours in rates:
+            over = f"{figure}, over the peer"
+            yield ratio_record(over, ours, case, rates[ours], "1/s", reference=name, of=found, wanted=wanted[name])
+
+
+def _taking_part(bench: Bench, names: Iterable[str]) -> dict[str, System]:
+    """Those that are here, by name. The page says in which versions, and why others aren't."""
+    systems: dict[str, System] = {}
+    for system in bench.taking_part(names):
+        reason = system.missing() or (system.prepare() if isinstance(system, Peer) else None)
+        if reason:
+            bench.note(f"{system.name} was left out: {reason}")
+            continue
+        systems[system.name] = system
+    return systems
+
+
+def _by_turns(
+    bench: Bench, systems: Mapping[str, System], rounds: int, measure: Callable[[str], T]
+) -> dict[str, list[T]]:
+    """Those that met no error, whatever the others' packages raise."""
+    failed: set[str] = set()
+
+    def once(name: str) -> T | None:
+        if name in failed:
+            return None
+        try:
+            return measure(name)
+        except Exception as error:
+            if name in (OURS, OUR_WORKER):
+                raise
+            failed.add(name)
+            bench.failed += 1
+            bench.note(f"no figures of {name}: {type(error).__name__}: {' '.join(str(error).split())[:200]}")
+            return None
+
+    found = alternate(list(systems), rounds, once)
+    return {
+        name: [value for value in values if value is not None] for name, values in found.items() if name not in failed
+    }
+
+
+@contextmanager
+def _databases(bench: Bench, systems: Mapping[str, System]) -> Iterator[Callable[[str], str]]:
+    """Gives the DSN of each. They are made when they are asked for: one that can't be made costs only its figures."""
+    with ExitStack() as stack:
+        yield cache(lambda name: stack.enter_context(bench.place.database(systems[name])))
+        bench.consumers.release()
+
+
+@contextmanager
+def _connected(system: System, dsn: str) -> Iterator[Any]:
+    connection = system.connect(dsn)
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+def _without_disk(dsn: str) -> None:
+    """Commits don't wait for the disk: for places, which have no time in them."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        database = Identifier(connection.info.dbname)
+        connection.execute(SQL("ALTER DATABASE {} SET synchronous_commit = off").format(database))
+
+
+def _vacuum(dsn: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("VACUUM (ANALYZE)")
+
+
+@contextmanager
+def _processes(systems: Iterable[System]) -> Iterator[dict[str, Child]]:
+    """A process for each worker."""
+    children = {system.name: Child(work, system) for system in systems}
+    try:
+        for child in children.values():
+            child.receive()
+        yield children
+    finally:
+        for child in children.values():
+            child.close()
+        for child in children.values():
+            child.end()
+
+
+def _serve(process: Child, dsn: str, seconds: float) -> Served:
+    process.send((dsn, seconds))
+    served: Served = process.receive()
+    return served

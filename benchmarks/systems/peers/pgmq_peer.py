@@ -1,0 +1,71 @@
+"""PGMQ, by its Python client and the SQL that comes with it, without the extension."""
+
+# pyright: reportMissingImports=false, reportMissingModuleSource=false
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg
+
+from benchmarks.systems.base import LEASE, Lease
+
+from .base import Peer
+
+_QUEUE = "bench"
+
+
+class PGMQ(Peer):
+    name = "pgmq"
+    about = "PGMQ: read_batch and delete_batch of its Python client, in order of arrival"
+    package = "pgmq"
+
+    def install(self, dsn: str) -> None:
+        from pgmq import install_pgmq_from_sql
+
+        with psycopg.connect(dsn) as connection:
+            install_pgmq_from_sql(conn=connection)
+        queue = self.connect(dsn)
+        queue.create_queue(_QUEUE)
+        queue.create_fifo_index(_QUEUE)
+        queue.close()
+
+    def connect(self, dsn: str) -> Any:
+        from pgmq import PGMQueue
+        from psycopg_pool import ConnectionPool
+
+        pool = ConnectionPool(dsn, min_size=1, max_size=1, kwargs={"autocommit": True}, open=True)
+        queue = PGMQueue(pool=pool, init_extension=False)
+        queue.close = pool.close  # it leaves one that it was given open
+        return queue
+
+    def enqueue(self, connection: Any, rows: Sequence[tuple[str, str]]) -> None:
+        connection.send_batch(
+            _QUEUE,
+            [json.loads(payload) for _channel, payload in rows],
+            headers=[{"x-pgmq-group": channel} for channel, _payload in rows],
+        )
+
+    def dequeue(self, connection: Any, n: int, *, lease: float = LEASE, timed: bool = False) -> list[Lease]:
+        return _leases(connection.read_batch(_QUEUE, vt=int(lease), batch_size=n))
+
+    def complete(self, connection: Any, leases: Sequence[Lease]) -> int:
+        return len(connection.delete_batch(_QUEUE, [lease.id for lease in leases]))
+
+    def backlog(self, connection: Any) -> int:
+        return int(connection.metrics(_QUEUE).queue_length)
+
+
+class PGMQGroupedRR(PGMQ):
+    name = "pgmq-grouped-rr"
+    about = "PGMQ: read_grouped_rr, which takes turns among the groups within one call"
+    fair = True
+
+    def dequeue(self, connection: Any, n: int, *, lease: float = LEASE, timed: bool = False) -> list[Lease]:
+        return _leases(connection.read_grouped_rr(_QUEUE, vt=int(lease), qty=n))
+
+
+def _leases(messages: Any) -> list[Lease]:
+    return [Lease(m.msg_id, m.read_ct, m.headers["x-pgmq-group"], m.message) for m in messages or ()]
