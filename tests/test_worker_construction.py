@@ -22,6 +22,7 @@ from tests.working import is_empty
         ("queue", ""),
         ("concurrency", 0),
         ("concurrency", 2.5),
+        ("prefetch", -1),
         ("lease", 0.5),
         ("lease", timedelta(milliseconds=1)),
         ("poll", 0),

@@ -1,9 +1,11 @@
 """One run of a worker: a fetcher, the jobs, a reporter and a heart, as tasks of one event loop.
 
-* The *fetcher* leases as many messages as there are free slots. When it gets fewer, there is nothing more to do, and it
-  waits: for a notification, for one of our own messages to end (which may make room under a limit), or the next poll.
-* A *job* is a message in a slot, from its lease until its end is in the database. Only then is the slot free: what
-  can't be reported is not taken on.
+* The *fetcher* leases as many messages as there are free places: ``concurrency`` and ``prefetch`` together. When it
+  gets fewer, there is nothing more to do, and it waits: for a notification, for one of our own messages to end (which
+  may make room under a limit), or the next poll.
+* A *job* is a message in a place, from its lease until its end is in the database. Only then is the place free: what
+  can't be reported is not taken on. ``concurrency`` of them run at a time, the others stand by in the order in which
+  they were leased.
 * The *reporter* sends decisions to the database in batches: all that have come while it sent the last ones.
 * The *heart* extends the leases of all jobs, each third of a lease.
 """
@@ -13,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -101,6 +104,8 @@ class Run:
         self.database = Database(worker.engine, self.threads)
         self.statements: dict[int, Any] = {}
         self.jobs: set[Job] = set()
+        self.standby: deque[Job] = deque()
+        self.busy = 0
         self.decisions: list[tuple[Job, Decision]] = []
         self.unfinished: set[Job] = set()
         self.fetching = True
@@ -121,6 +126,9 @@ class Run:
         elif hurry:
             self.grace.cancel()
         self.stopping.set()
+        for job in self.standby:
+            self.decide(job, _HAND_BACK)
+        self.standby.clear()
         self.news.set()
 
     async def __call__(self, started: Callable[[], object]) -> int:
@@ -142,7 +150,7 @@ class Run:
 
     async def fetch(self, tasks: TaskGroup) -> None:
         while not self.stopping.is_set():
-            free = min(self.worker.concurrency - len(self.jobs), _LARGEST_BATCH)
+            free = min(self.worker.concurrency + self.worker.prefetch - len(self.jobs), _LARGEST_BATCH)
             if free == 0:
                 await self.news.wait()
                 continue
@@ -153,11 +161,18 @@ class Run:
                 if self.stopping.is_set():
                     self.decide(job, _HAND_BACK)
                 else:
-                    tasks.start_soon(self.work, job)
+                    self.standby.append(job)
+            self.start(tasks)
             if len(batch) < free:
                 await self.idle()
         self.fetching = False
         self.releases.set()
+
+    def start(self, tasks: TaskGroup) -> None:
+        """Run what stands by, as far as there are slots."""
+        while self.standby and self.busy < self.worker.concurrency:
+            self.busy += 1
+            tasks.start_soon(self.work, self.standby.popleft(), tasks)
 
     async def dequeue(self, limit: int) -> list[LeasedMessage[Any]]:
         statement = self.statements.get(limit)
@@ -188,10 +203,16 @@ class Run:
             await listener.ask()
         self.waiting = False
 
-    async def work(self, job: Job) -> None:
+    async def work(self, job: Job, tasks: TaskGroup) -> None:
         """A job: run the handler, and see to it that its decision gets into the database."""
-        if job.decided:
-            return
+        try:
+            if not job.decided:
+                await self.handle(job)
+        finally:
+            self.busy -= 1
+            self.start(tasks)
+
+    async def handle(self, job: Job) -> None:
         if self.handler.is_async:
             # A task of its own: it is cancelled by itself, and once.
             job.task = asyncio.create_task(self.handler.run_async(job.message, self.worker.async_session))
@@ -262,7 +283,13 @@ class Run:
             extend = partial(_rows, statement=statement)
             rows = await self.database.insist("extend leases", extend, alone=True)
             for job, row in zip(jobs, rows or [], strict=True):
-                if row.result in _OVER and job.task is not None and not job.task.done():
+                if row.result not in _OVER:
+                    continue
+                if job in self.standby:
+                    log.warning("%s is no longer ours (%s): not begun", job, row.result)
+                    self.standby.remove(job)
+                    self.ended(job, _HAND_BACK, None)
+                elif job.task is not None and not job.task.done():
                     log.warning("%s is no longer ours (%s): cancelled", job, row.result)
                     job.give_up()
 

@@ -1,0 +1,97 @@
+"""What a worker leases ahead stands by: it runs in its order, when there is a slot; if none comes, nothing is lost."""
+
+import threading
+from collections import Counter
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, select
+from sqlalchemy.orm import Session
+
+import fairqueue as fq
+from fairqueue.testing import Clock
+from tests.acts import lease_of, put, put_all, wait_until
+from tests.fixtures.workers import WorkerOf
+from tests.invariants import check_invariants
+from tests.working import endings, leased, wait_for_endings
+
+KINDS = ("plain", "plain session", "async")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_stands_by_runs_in_its_order(kind: str, session: Session, worker_of: WorkerOf) -> None:
+    """No more at a time than slots, and in the order in which the queue served them, which is fair."""
+    put_all(session, {"noisy": 20, "quiet": 3})
+    began: list[str] = []
+    with worker_of(kind, lambda message, _: began.append(message.channel), concurrency=1, prefetch=7, poll=300):
+        assert wait_for_endings(session, 23) == {"completed": 23}
+    assert began == ["noisy", "quiet"] * 3 + ["noisy"] * 17
+
+
+def test_slots_and_leases(session: Session, worker_of: WorkerOf) -> None:
+    put(session, "acme", 20)
+    go = threading.Event()
+    running: Counter[str] = Counter()
+
+    def body(*_: Any) -> None:
+        running["now"] += 1
+        running["most"] = max(running["most"], running["now"])
+        go.wait(30)
+        running["now"] -= 1
+
+    with worker_of("plain", body, concurrency=2, prefetch=5):
+        wait_until(lambda: running["now"] == 2)
+        wait_until(lambda: leased(session) == 7)
+        go.set()
+        assert wait_for_endings(session, 20) == {"completed": 20}
+    assert running["most"] == 2
+
+
+@pytest.mark.parametrize("kind", KINDS[:2])
+def test_stopped(kind: str, session: Session, worker_of: WorkerOf) -> None:
+    """What stands by is handed back at once, while the handlers that run have their time; no attempt is used up."""
+    ids = put(session, "acme", 6)
+    begun, go = threading.Event(), threading.Event()
+
+    def body(*_: Any) -> None:
+        begun.set()
+        go.wait(30)
+
+    app = worker_of(kind, body, concurrency=1, prefetch=4)
+    with app:
+        assert begun.wait(30)
+        wait_until(lambda: leased(session) == 5)
+        app.stop()
+        wait_until(lambda: leased(session) == 1)
+        go.set()
+    assert endings(session) == ["completed"]
+    left = session.execute(
+        select(fq.Message.id, fq.Message.attempt - fq.Message.forgiven).order_by(fq.Message.id)
+    ).all()
+    assert [tuple(row) for row in left] == [(id_, 0) for id_ in ids[1:]]
+    assert [message.id for message in lease_of(session, 10)] == ids[1:]
+    check_invariants(session.connection())
+
+
+def test_one_that_is_lost(
+    engine: Engine, session: Session, worker_of: WorkerOf, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A message whose lease is over while it stands by is not begun."""
+    first, second, third = put(session, "acme", 3)
+    go = threading.Event()
+    began: list[int] = []
+
+    def body(message: Any, _: Any) -> None:
+        began.append(message.id)
+        if message.id == first:
+            go.wait(30)
+
+    with Clock(engine) as clock, worker_of("plain", body, concurrency=1, prefetch=2, lease=1):
+        clock.freeze()
+        wait_until(lambda: leased(session) == 3)
+        assert session.execute(fq.cancel(second)).one().result == "cancelled"
+        session.commit()
+        wait_until(lambda: f"message {second} of channel 'acme', attempt 1 is no longer ours" in caplog.text)
+        go.set()
+        assert wait_for_endings(session, 3) == {"completed": 2, "cancelled": 1}
+    assert began == [first, third]
