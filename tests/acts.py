@@ -17,7 +17,7 @@ from fairqueue.testing import Clock
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 TABLES = ", ".join(
     f"fairqueue.{name}"
-    for name in ("message", "dead_message", "history", "channel", "queue", "lane", "rotation", "signal")
+    for name in ("message", "dead_message", "history", "channel", "queue", "lane", "plan", "rotation", "signal")
 )
 
 
@@ -64,6 +64,11 @@ def complete(session: Session, leases: Iterable[fq.LeasedMessage]) -> list[str]:
 def sql(session: Session, statement: str, **parameters: object) -> None:
     session.execute(text(statement), parameters)
     session.commit()
+
+
+def plan_ahead(session: Session, messages: int = 64) -> None:
+    """As if much had been served: so many messages are scheduled ahead by the next dequeue that finds no plan."""
+    sql(session, "UPDATE fairqueue.rotation SET ahead = :n, plan_at = 0", n=messages)
 
 
 def expire(session: Session, ids: Iterable[int]) -> None:

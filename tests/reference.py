@@ -78,7 +78,10 @@ class Channel:
 
 
 class Reference:
-    def __init__(self) -> None:
+    """Where messages are scheduled ahead (`plans`), the scheduler looks later whether a channel has become empty."""
+
+    def __init__(self, plans: bool = False) -> None:
+        self.plans = plans
         self.channels: defaultdict[str, Channel] = defaultdict(Channel)
         self.vtime = 0
         self.activations = 0
@@ -135,9 +138,10 @@ class Reference:
             self.vtime = channel.tag
             channel.tag += step(entry.cost, channel.policy.weight)
             channel.running.add(entry.id)
-            channel.released_at = max(channel.released_at + channel.policy.interval, now)
+            if channel.policy.interval:
+                channel.released_at = max(channel.released_at + channel.policy.interval, now)
             if not channel.is_ripe(now):
-                self._wait(channel, vague=n > 1)
+                self._wait(channel, vague=n > 1 or self.plans)
         return served
 
     def rebuild(self, now: int) -> None:

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 import fairqueue as fq
 from fairqueue import schema
-from tests.acts import complete, drain, lease_of, move_clock, put, sql, stop_clock, take
+from tests.acts import complete, drain, lease_of, move_clock, plan_ahead, put, put_all, sql, stop_clock, take
 from tests.fixtures.connections import Raw
 from tests.invariants import check_invariants
 
@@ -111,7 +111,7 @@ CORRUPTIONS: list[tuple[str, str | None, str]] = [
     ("DELETE FROM fairqueue.lane WHERE channel = 'capped'", "capped", "counted leases of a channel without a lane"),
     ("DELETE FROM fairqueue.lane", "ready", MISSING),
     (("INSERT INTO fairqueue.lane SELECT queue, channel, due, tag + 1, since + 1000, head_at, head_id, weight,"
-     " max_concurrency, release_interval, burst, paused_until, running, counted_from, released_at"
+     " max_concurrency, release_interval, burst, paused_until, running, counted_from, released_at, planned"
      " FROM fairqueue.lane WHERE channel = 'capped'"), "capped", "lanes of a channel"),
     # the rotation
     (ROTATION.format("running = running + 1"), None, COUNTED),
@@ -128,7 +128,8 @@ CORRUPTIONS: list[tuple[str, str | None, str]] = [
     (ROTATION.format("urgent_from = pg_current_xact_id(), urgent_open = '{}'"), "half", UNREAD),
     (("INSERT INTO fairqueue.rotation SELECT queue, turn + 1, vtime, vsince, activations, news_from, news_open,"
      " urgent_from, urgent_open, lease_floor, due_floor, idle_floor, swept, max_concurrency, paused_until, running,"
-     " counted_from, clock, maintain_at FROM fairqueue.rotation"), None, "rotations of a queue"),
+     " counted_from, clock, maintain_at, plan_tag, plan_since, ahead, plan_at FROM fairqueue.rotation"), None,
+     "rotations of a queue"),
     ("DELETE FROM fairqueue.rotation", "capped", "a lease below lease_floor"),
     ("DELETE FROM fairqueue.rotation", None, "rotations of a queue"),
     # signals and messages
@@ -152,6 +153,36 @@ def test_what_is_wrong_is_found_and_mended(
     assert checked(session, repair=True) == found
     assert checked(session) == []
     check_all_served(session, leased)
+
+
+BEHIND = "a planned message that its lane is not behind"
+BEYOND = "a planned message beyond the end of the plan"
+
+
+@pytest.mark.parametrize(("corruption", "channel", "problem"), [
+    (LANE.format("tag = (SELECT vtime + 1 FROM fairqueue.rotation)", "a"), "a", BEHIND),
+    (LANE.format("since = since + 1", "b"), "b", BEHIND),
+    (LANE.format("planned = -1", "a"), "a", BEHIND),
+    (LANE.format("due = NULL", "a"), "a", BEHIND),
+    ("UPDATE fairqueue.plan SET channels = array_replace(channels, 'a', 'gone')", "gone", BEHIND),
+    (ROTATION.format("plan_tag = vtime, plan_since = vsince"), "b", BEYOND),
+    ("DELETE FROM fairqueue.plan", "a", MISSING),
+])  # fmt: skip
+def test_what_is_wrong_about_a_plan_is_found_and_mended(
+    session: Session, corruption: str, channel: str, problem: str
+) -> None:
+    put_all(session, {"a": 30, "b": 30})
+    take(session)
+    plan_ahead(session)
+    take(session)
+    assert checked(session) == []
+    sql(session, corruption)
+    found = checked(session, "default")
+    assert (channel, problem) in {(d.channel, d.problem) for d in found}
+    assert checked(session, repair=True) == found
+    assert checked(session) == []
+    assert len(drain(session, 7)) == 58
+    assert checked(session) == []
 
 
 def check_all_served(session: Session, out: Leases) -> None:
@@ -307,11 +338,11 @@ def test_a_dump_that_was_restored_on_another_server(session: Session, leased: Le
 
 def test_a_dump_restored_as_it_is_needs_no_repair(session: Session, leased: Leases) -> None:
     """Rows that come back as they were, and not through the functions: what agreed then agrees."""
-    for table in ("message", "lane", "rotation", "signal"):
+    for table in ("message", "lane", "plan", "rotation", "signal"):
         sql(session, f"CREATE TABLE public.kept_{table} AS SELECT * FROM fairqueue.{table}")
     drain(session)
     sql(session, "SET session_replication_role = replica")
-    for table in ("message", "lane", "rotation", "signal"):
+    for table in ("message", "lane", "plan", "rotation", "signal"):
         sql(session, f"DELETE FROM fairqueue.{table}")
         sql(session, f"INSERT INTO fairqueue.{table} OVERRIDING SYSTEM VALUE SELECT * FROM public.kept_{table}")
     sql(session, "SET session_replication_role = origin")

@@ -234,7 +234,8 @@ def test_rights(granted: Roles) -> None:
         *((f"message_{verb}", "EXECUTE") for verb in verbs),
         *((f"queue_{verb}", "EXECUTE") for verb in ("listen", "unlisten")),
     }
-    tables = {"message", "dead_message", "history", "history_default", "channel", "queue", "lane", "rotation", "signal"}
+    messages = {"message", "dead_message", "history", "history_default"}
+    tables = messages | {"channel", "queue", "lane", "plan", "rotation", "signal"}
     reads = {(table, "SELECT") for table in tables}
     assert rights("observer") == reads
     functions = {

@@ -103,7 +103,7 @@ class TestRoads:
             assert differences(connection) == []
             for change in (
                 "message ALTER dequeue_at SET DEFAULT 0",
-                "message DROP CONSTRAINT message_valid",
+                "channel DROP CONSTRAINT channel_name_length",
                 "lane ALTER since TYPE numeric",
             ):
                 connection.execute(text(f"ALTER TABLE fairqueue.{change}"))

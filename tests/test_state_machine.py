@@ -17,7 +17,7 @@ from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
-from tests.acts import lease_of, move_clock, stop_clock, truncate
+from tests.acts import lease_of, move_clock, plan_ahead, stop_clock, truncate
 from tests.drawing import (
     DAY,
     HOUR,
@@ -45,13 +45,14 @@ EXAMPLES = int(os.environ.get("FAIRQUEUE_TEST_EXAMPLES", "60"))
 class QueueMachine(RuleBasedStateMachine):
     engine: ClassVar[Engine]
 
-    @initialize()
-    def begin(self) -> None:
+    @initialize(plans=st.booleans())
+    def begin(self, plans: bool) -> None:
         truncate(self.engine)
         stop_clock(self.engine, START)
         self.now = START
         self.session = Session(self.engine, expire_on_commit=False)
-        self.reference = Reference()
+        self.plans = plans
+        self.reference = Reference(plans)
         self.leases: dict[int, fq.LeasedMessage[Any]] = {}
         self.known: dict[int, Known] = {}
         self.dead: set[int] = set()
@@ -60,7 +61,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.defaults = Policy()
         self.overrides: dict[str, dict[str, Any]] = {}
         self.times: set[int] = set()
-        self.add_many(rows=[(name, 1, 0) for name in NAMES for _ in range(3)], max_attempts=None)
+        self.add_many(rows=[(name, 1, 0) for name in NAMES for _ in range(9 if plans else 3)], max_attempts=None)
 
     def teardown(self) -> None:
         if hasattr(self, "session"):
@@ -155,6 +156,8 @@ class QueueMachine(RuleBasedStateMachine):
 
     def lease(self, limit: int) -> int:
         self.leases_run_out()
+        if self.plans:
+            plan_ahead(self.session)
         batch = lease_of(self.session, limit, LEASE / 1000)
         served = [(message.channel, message.id) for message in batch]
         assert served == self.reference.dequeue(limit, self.now, [id_ for _, id_ in served])

@@ -110,7 +110,8 @@ class TestOpenEnqueue:
         written = {"message", "signal", "message_id_seq", "signal_news"}
         written |= {"message_pkey", "message_ready", "message_leased", "message_key"}
         modes = {name: {"RowExclusiveLock"} for name in written}
-        modes |= {name: {"AccessShareLock"} for name in ("channel", "channel_pkey", "queue", "queue_pkey")}
+        read = ("channel", "channel_pkey", "queue", "queue_pkey", "queue_without_history")
+        modes |= {name: {"AccessShareLock"} for name in read}
         # Only what is bounded is read, so a change of any other policy can't be in conflict with it.
         modes |= {name: {"AccessShareLock", "SIReadLock"} for name in ("channel_bounded", "queue_bounded")}
         for locktype, relation, mode in locks:

@@ -29,7 +29,7 @@ from .base import XID8, Base, check_name, check_number, in_schema
 from .messages import Message, TypedMessage, check_cost
 from .outcomes import DeadMessage, History
 from .policies import Channel, Queue
-from .scheduler import lane, rotation, signal
+from .scheduler import lane, plan, rotation, signal
 
 __all__ = [
     "XID8",
@@ -45,6 +45,7 @@ __all__ = [
     "check_number",
     "in_schema",
     "lane",
+    "plan",
     "rotation",
     "signal",
 ]

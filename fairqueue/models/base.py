@@ -17,6 +17,7 @@ from fairqueue.schema import DEFAULT_SCHEMA
 
 __all__ = [
     "NOW",
+    "TID",
     "XID8",
     "Base",
     "check_choice",
@@ -44,8 +45,18 @@ class XID8(UserDefinedType[int]):
         return "xid8"
 
 
-# So that inspecting a database that has the column, as Alembic does, doesn't warn.
+class TID(UserDefinedType[str]):
+    """PostgreSQL's place of a row in its table."""
+
+    cache_ok = True
+
+    def get_col_spec(self, **kw: Any) -> str:
+        return "tid"
+
+
+# So that inspecting a database that has the columns, as Alembic does, doesn't warn.
 ischema_names.setdefault("xid8", XID8)
+ischema_names.setdefault("tid", TID)
 
 
 class Base(DeclarativeBase):

@@ -7,7 +7,6 @@ from typing import Any, Generic
 
 from sqlalchemy import (
     BigInteger,
-    CheckConstraint,
     DateTime,
     Double,
     Identity,
@@ -167,10 +166,6 @@ class Message(TypedMessage[Any]):
     __tablename__ = "message"
     __table_args__ = (
         PrimaryKeyConstraint("id", name="message_pkey"),
-        CheckConstraint(
-            f"{DEFAULT_SCHEMA}.message_valid(queue, channel, key, payload, body, cost, max_attempts, backoff)",
-            name="message_valid",
-        ),
         Index(
             "message_ready",
             "queue",

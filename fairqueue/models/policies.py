@@ -77,6 +77,7 @@ class Queue(Base):
         Index(
             "queue_bounded", text("(ARRAY[name])"), unique=True, postgresql_where=text("channel_max_size IS NOT NULL")
         ),
+        Index("queue_without_history", "name", postgresql_where=text("history_days = 0")),
     )
 
     name: Mapped[str] = mapped_column(Text)

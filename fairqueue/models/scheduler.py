@@ -4,9 +4,9 @@ from sqlalchemy import BigInteger, Boolean, Column, DateTime, Double, Index, Int
 from sqlalchemy import text as sql
 from sqlalchemy.dialects.postgresql import ARRAY
 
-from .base import XID8, Base
+from .base import TID, XID8, Base
 
-__all__ = ["lane", "rotation", "signal"]
+__all__ = ["lane", "plan", "rotation", "signal"]
 
 signal = Table(
     "signal",
@@ -39,6 +39,7 @@ lane = Table(
     Column("running", Integer, nullable=False),
     Column("counted_from", BigInteger, nullable=False),
     Column("released_at", BigInteger, nullable=False),
+    Column("planned", BigInteger, nullable=False),
     PrimaryKeyConstraint("queue", "channel", "tag", name="lane_pkey"),
     Index("lane_ready", "queue", "tag", "since", postgresql_where=sql("due = 0")),
     Index("lane_waiting", "queue", "due", postgresql_where=sql("due > 0")),
@@ -67,5 +68,23 @@ rotation = Table(
     Column("counted_from", BigInteger, nullable=False),
     Column("clock", BigInteger, nullable=False),
     Column("maintain_at", BigInteger, nullable=False),
+    Column("plan_tag", BigInteger, nullable=False),
+    Column("plan_since", BigInteger, nullable=False),
+    Column("ahead", Integer, nullable=False),
+    Column("plan_at", Integer, nullable=False),
     PrimaryKeyConstraint("queue", "turn", name="rotation_pkey"),
+)
+
+plan = Table(
+    "plan",
+    Base.metadata,
+    Column("queue", Text, nullable=False),
+    Column("last_tag", BigInteger, nullable=False, autoincrement=False),
+    Column("last_since", BigInteger, nullable=False, autoincrement=False),
+    Column("rows", ARRAY(TID), nullable=False),
+    Column("ids", ARRAY(BigInteger), nullable=False),
+    Column("tags", ARRAY(BigInteger), nullable=False),
+    Column("sinces", ARRAY(BigInteger), nullable=False),
+    Column("channels", ARRAY(Text), nullable=False),
+    PrimaryKeyConstraint("queue", "last_tag", "last_since", name="plan_pkey"),
 )

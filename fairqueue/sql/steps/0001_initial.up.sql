@@ -8,16 +8,14 @@ CREATE FUNCTION clock() RETURNS timestamptz
 LANGUAGE sql VOLATILE PARALLEL SAFE
 RETURN clock_timestamp();
 
--- Whether what users give of a message can be: true, or an error that names the field, the value and the limits.
+-- Raises the error of a message that isn't valid: it names the field, the value and the limits.
 --
--- Called by the CHECK constraint of message; takes no lock. One constraint with a function, not one for each column:
--- PostgreSQL reads the expressions of all constraints anew for each statement that writes to the table, which took a
--- third of an INSERT. The names of constraints in the errors are for programs.
-CREATE FUNCTION message_valid(
+-- Called by message_arrive and message_edit; takes no lock. The names of constraints in the errors are for programs.
+CREATE FUNCTION message_refuse(
     queue text, channel text, key text, payload jsonb, body bytea, cost double precision, max_attempts integer,
     backoff double precision
-) RETURNS boolean
-LANGUAGE plpgsql IMMUTABLE
+) RETURNS void
+LANGUAGE plpgsql
 SET search_path FROM CURRENT
 AS $$
 DECLARE
@@ -25,15 +23,6 @@ DECLARE
     v_rule text := 'range';
     v_must text;
 BEGIN
-    IF char_length(queue) BETWEEN 1 AND 255 AND char_length(channel) BETWEEN 1 AND 255 AND cost > 0 AND cost <= 1000000
-        AND (key IS NULL OR char_length(key) BETWEEN 1 AND 255)
-        AND (payload IS NULL OR pg_column_size(payload) <= 67108864)
-        AND (body IS NULL OR octet_length(body) <= 67108864)
-        AND (max_attempts IS NULL OR max_attempts >= 1)
-        AND (backoff IS NULL OR backoff >= 0 AND backoff <= 31557600)
-    THEN
-        RETURN true;
-    END IF;
     IF char_length(queue) NOT BETWEEN 1 AND 255 THEN
         v_column := 'queue';
         v_rule := 'length';
@@ -68,6 +57,25 @@ BEGIN
         COLUMN = v_column, CONSTRAINT = format('message_%s_%s', v_column, v_rule);
 END
 $$;
+
+-- Whether what users give of a message can be.
+--
+-- Called by message_arrive for each new message, and by message_edit; takes no lock. Not a CHECK constraint: PostgreSQL
+-- would read its expression anew for each statement that writes to the table, and call it for each message that is
+-- leased, whose content doesn't change.
+CREATE FUNCTION message_valid(
+    queue text, channel text, key text, payload jsonb, body bytea, cost double precision, max_attempts integer,
+    backoff double precision
+) RETURNS boolean
+LANGUAGE sql STABLE PARALLEL SAFE
+RETURN char_length(queue) BETWEEN 1 AND 255 AND char_length(channel) BETWEEN 1 AND 255
+    AND (key IS NULL OR char_length(key) BETWEEN 1 AND 255)
+    AND (payload IS NULL OR pg_column_size(payload) <= 67108864)
+    AND (body IS NULL OR octet_length(body) <= 67108864)
+    -- NaN sorts above every number, so the upper bound refuses it too.
+    AND cost > 0 AND cost <= 1000000
+    AND (max_attempts IS NULL OR max_attempts >= 1)
+    AND (backoff IS NULL OR backoff >= 0 AND backoff <= 31557600);
 
 -- The advisory lock of those who wait for work in a queue; to_hex of it is in the name of their notification channel.
 --
@@ -200,7 +208,7 @@ CREATE TABLE lane (
     queue            text             NOT NULL,
     channel          text             NOT NULL,
     due              bigint,
-    -- Start tag of the next message in units of virtual time (see lane_step). Only ever grows.
+    -- Start tag of the next message that isn't planned, in units of virtual time (see lane_step).
     tag              bigint           NOT NULL,
     -- The number of the activation that made the lane ready: equal tags go in this order. Only ever grows.
     since            bigint           NOT NULL,
@@ -220,8 +228,10 @@ CREATE TABLE lane (
     -- When its last message was released, in Unix milliseconds; one interval later for each that went ahead of its
     -- time as part of a burst.
     released_at      bigint           NOT NULL,
-    -- One row a channel. The tag is part of the key because it grows: read backwards, the first entry is the
-    -- living one, however many dead versions an old snapshot keeps behind it.
+    -- The start tag of the last of its messages in plan; none is there unless this is beyond the virtual time.
+    planned          bigint           NOT NULL,
+    -- One row a channel. The tag is part of the key because it grows, but where a plan is taken back: read backwards,
+    -- the first entry is the living one, however many dead versions an old snapshot keeps behind it.
     CONSTRAINT lane_pkey PRIMARY KEY (queue, channel, tag)
 ) WITH (autovacuum_vacuum_scale_factor = 0.05);
 
@@ -263,8 +273,8 @@ CREATE TABLE message (
     state            jsonb,
     error            text,
     created_at       timestamptz      NOT NULL DEFAULT clock(),
-    CONSTRAINT message_pkey PRIMARY KEY (id),
-    CONSTRAINT message_valid CHECK (message_valid(queue, channel, key, payload, body, cost, max_attempts, backoff))
+    -- What the columns may hold is checked by message_valid.
+    CONSTRAINT message_pkey PRIMARY KEY (id)
 );
 
 -- A channel's ready messages in their order: what a dequeue probes, from the lane's head on.
@@ -274,6 +284,26 @@ CREATE INDEX message_ready ON message (queue, channel, dequeue_at, id) WHERE lea
 CREATE INDEX message_leased ON message (queue, leased_until) WHERE leased_until IS NOT NULL;
 
 CREATE UNIQUE INDEX message_key ON message (queue, channel, key) WHERE key IS NOT NULL;
+
+-- What comes next, where much is waiting: the order of a queue's next messages, scheduled ahead.
+--
+-- Written and read by dequeues alone, one at a time for each queue: by scheduler_plan, message_dequeue and
+-- scheduler_unplan. A row is a stretch of the order, as arrays: its n-th message stands at rows[n], has ids[n], starts
+-- at the tag tags[n] and belongs to activation sinces[n] of the lane of channels[n], which itself stands behind all of
+-- its planned messages. What isn't beyond (vtime, vsince) of the rotation has been served.
+CREATE TABLE plan (
+    queue       text      NOT NULL,
+    -- Those of its last message.
+    last_tag    bigint    NOT NULL,
+    last_since  bigint    NOT NULL,
+    rows        tid[]     NOT NULL,
+    ids         bigint[]  NOT NULL,
+    tags        bigint[]  NOT NULL,
+    sinces      bigint[]  NOT NULL,
+    channels    text[]    NOT NULL,
+    -- Read from the virtual time on, so no dequeue walks over the entries of what was served.
+    CONSTRAINT plan_pkey PRIMARY KEY (queue, last_tag, last_since)
+) WITH (autovacuum_vacuum_scale_factor = 0.05);
 
 -- Policy of a queue, a namespace of channels that workers subscribe to; and the default policy of its channels.
 --
@@ -320,6 +350,9 @@ CREATE TABLE queue (
 -- Only those whose channels are bounded: looked up by every enqueue, and so by no index that holds others.
 CREATE UNIQUE INDEX queue_bounded ON queue ((ARRAY[name])) WHERE channel_max_size IS NOT NULL;
 
+-- Those that keep no history: looked up by every completion.
+CREATE INDEX queue_without_history ON queue (name) WHERE history_days = 0;
+
 -- Where the rotation of a queue stands: one row a queue, written by dequeues alone.
 --
 -- Besides the virtual time it holds the lower bounds from which every index scan of a dequeue starts, so that none
@@ -357,6 +390,13 @@ CREATE TABLE rotation (
     clock            bigint      NOT NULL,
     -- When history_maintain is to be called next, in Unix milliseconds.
     maintain_at      bigint      NOT NULL,
+    -- Tag and activation of the last message in plan: what is planned lies between (vtime, vsince) and this.
+    plan_tag         bigint      NOT NULL,
+    plan_since       bigint      NOT NULL,
+    -- How many messages were served since a dequeue came up short or a plan had to be taken back, and at how many the
+    -- next ones are planned: as many again.
+    ahead            integer     NOT NULL,
+    plan_at          integer     NOT NULL,
     CONSTRAINT rotation_pkey PRIMARY KEY (queue, turn)
 ) WITH (autovacuum_vacuum_scale_factor = 0.05);
 
@@ -673,11 +713,12 @@ RETURN CASE
 
 -- The released_at of a lane after so many of its messages were leased at this moment.
 --
--- Called by message_dequeue; takes no lock. See lane_due for the rate.
+-- Called by message_dequeue; takes no lock. See lane_due for the rate. Without one nothing is kept, so that a lane need
+-- not be written for it: a rate counts from when it is set.
 CREATE FUNCTION lane_released(now_ms bigint, messages integer, release_interval bigint, released_at bigint)
 RETURNS bigint
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN CASE WHEN messages > 0
+RETURN CASE WHEN messages > 0 AND release_interval > 0
     THEN greatest(released_at + release_interval, now_ms) + (messages - 1) * release_interval
     ELSE released_at END;
 
@@ -741,10 +782,6 @@ SET enable_nestloop = off
 AS $$
 #variable_conflict use_column
 BEGIN
-    IF cardinality(done) = cardinality(ids) AND dead IS NULL THEN
-        RETURN QUERY SELECT l.id, done_result FROM unnest(ids) AS l (id);
-        RETURN;
-    END IF;
     RETURN QUERY
     -- A scalar subquery, as EXISTS might be answered by hashing the whole table.
     SELECT l.id, CASE WHEN d.id IS NOT NULL AND x.id IS NOT NULL THEN 'dead' WHEN d.id IS NOT NULL THEN done_result
@@ -759,10 +796,11 @@ $$;
 
 -- Trigger function of message_enqueued: what an INSERT into message entails, however many rows it has.
 --
--- One signal for each channel, for the scheduler; one notification for each queue that workers wait for; and a channel
--- with a max_size takes in no more: with overflow 'reject' the statement fails (see channel_surplus), with 'drop' those
--- of its messages that come last are taken out again, which their history says. A message that has been leased before
--- is one put back from the dead: it is never refused, as those that fail or are deferred aren't.
+-- The statement fails if one of them isn't valid. One signal for each channel, for the scheduler; one notification for
+-- each queue that workers wait for; and a channel with a max_size takes in no more: with overflow 'reject' the statement
+-- fails (see channel_surplus), with 'drop' those of its messages that come last are taken out again, which their history
+-- says. A message that has been leased before is one put back from the dead: it is never refused, as those that fail or
+-- are deferred aren't.
 --
 -- Locks: none that anybody waits for, but for notifications (queue_notify). It appends rows. Whether a channel is
 -- bounded is looked up in two indexes that hold only what is, so that enqueueing elsewhere reads nothing that others
@@ -780,13 +818,21 @@ DECLARE
     v_last_channel text;
     v_dequeue_at bigint;
     v_id bigint;
+    v_valid boolean;
     v_bounded boolean;
     v_idle boolean;
     v_full record;
 BEGIN
-    SELECT min(n.queue), max(n.queue), min(n.channel), max(n.channel), min(n.dequeue_at), min(n.id)
-    INTO v_queue, v_last_queue, v_channel, v_last_channel, v_dequeue_at, v_id
+    SELECT min(n.queue), max(n.queue), min(n.channel), max(n.channel), min(n.dequeue_at), min(n.id),
+        bool_and(message_valid(n.queue, n.channel, n.key, n.payload, n.body, n.cost, n.max_attempts, n.backoff))
+    INTO v_queue, v_last_queue, v_channel, v_last_channel, v_dequeue_at, v_id, v_valid
     FROM new_messages n;
+    IF NOT v_valid THEN
+        PERFORM message_refuse(n.queue, n.channel, n.key, n.payload, n.body, n.cost, n.max_attempts, n.backoff)
+        FROM new_messages n
+        WHERE NOT message_valid(n.queue, n.channel, n.key, n.payload, n.body, n.cost, n.max_attempts, n.backoff)
+        LIMIT 1;
+    END IF;
 
     IF v_queue = v_last_queue AND v_channel = v_last_channel THEN
         -- The same as below for a single channel, in half the time.
@@ -918,10 +964,15 @@ BEGIN
         SELECT d.id, d.queue, d.channel, d.key, 'completed', d.attempt, d.cost, d.worker, d.dequeue_at,
             d.created_at, d.first_leased_at, d.leased_at
         FROM done d
-        WHERE coalesce((SELECT q.history_days FROM queue q WHERE q.name = d.queue), 30) > 0
+        -- Asked once, not for each message.
+        WHERE d.queue <> ALL (ARRAY(SELECT q.name FROM queue q WHERE q.history_days = 0))
     )
     SELECT array_agg(d.id), array_agg(d.attempt) INTO v_done, v_attempts FROM done d;
 
+    IF cardinality(v_done) = cardinality(ids) THEN
+        RETURN QUERY SELECT l.id, 'completed' FROM unnest(ids) AS l (id);
+        RETURN;
+    END IF;
     RETURN QUERY SELECT * FROM lease_results(ids, attempts, v_done, v_attempts, 'completed');
 END
 $$;
@@ -971,6 +1022,10 @@ BEGIN
         dequeue_at := unix_ms(clock() + make_interval(secs => delay_seconds));
     ELSIF priority > 0 THEN
         dequeue_at := -priority;
+    END IF;
+    IF NOT message_valid(queue, channel, key, payload, body, cost, max_attempts, backoff) THEN
+        -- The trigger would say so too, but for names that are too long for an index: there the index is first.
+        PERFORM message_refuse(queue, channel, key, payload, body, cost, max_attempts, backoff);
     END IF;
     IF on_conflict = 'raise' THEN
         INSERT INTO message AS m (queue, channel, key, payload, body, dequeue_at, cost, max_attempts, backoff)
@@ -1113,8 +1168,11 @@ REVOKE EXECUTE ON FUNCTION message_defer FROM PUBLIC;
 -- Scheduling (Goyal, Vin, Cheng: Start-time Fair Queueing, 1996). Each active channel has a lane with a start tag.
 -- The next message comes from the lowest tag, ties from the lane that became ready first; serving it moves the
 -- tag on by cost / weight. A channel that becomes active starts at max(its own tag, virtual time). A channel at a limit
--- is not active: its lane is not looked at until its time has come or a signal says that there is room (lane_due). One
--- statement below schedules a whole batch, exactly as single dequeues in a row would.
+-- is not active: its lane is not looked at until its time has come or a signal says that there is room (lane_due).
+--
+-- Three statements below serve, each of them a whole batch, exactly as single dequeues in a row would: what was
+-- scheduled ahead, because much is waiting (plan); the first messages of as many lanes, in the simple case; and all that
+-- lanes can have. Where there is a plan, its next message and the lane with the lowest tag compete like two lanes.
 --
 -- Locks: the queue's turn until the end of the transaction, so that one dequeue at a time schedules a queue: its order,
 -- and with it every limit, is exact whatever the number of workers. Then the messages that it leases; a message that
@@ -1151,13 +1209,18 @@ DECLARE
     v_until timestamptz;
     v_got integer;
     v_rounds integer := 0;
-    v_fold boolean := true;
-    v_urgent boolean := true;
     v_rebuild boolean := false;
     v_reclaim boolean;
     v_simple boolean := true;
     v_written boolean := true;
-    r rotation%ROWTYPE;
+    v_turned boolean := false;
+    -- Where there is a plan: its next message, and how often it had to wait for lanes.
+    v_bound_tag bigint;
+    v_bound_since bigint;
+    v_lane_tag bigint;
+    v_lane_since bigint;
+    v_stretches integer := 0;
+    r record;
 BEGIN
     IF v_queue IS NULL OR char_length(v_queue) NOT BETWEEN 1 AND 255 THEN
         RAISE invalid_parameter_value USING MESSAGE = format('queue must have 1 to 255 characters, not %s',
@@ -1169,7 +1232,10 @@ BEGIN
         RAISE invalid_parameter_value USING MESSAGE = format('worker must have at most 255 characters, not %s',
             char_length(worker));
     END IF;
-    PERFORM check_seconds('lease_seconds', lease_seconds, 0.001);
+    -- Where a call for each message counts, so does a function call.
+    IF lease_seconds IS NULL OR NOT (lease_seconds >= 0.001 AND lease_seconds <= 315576000) THEN
+        PERFORM check_seconds('lease_seconds', lease_seconds, 0.001);
+    END IF;
     IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
         RAISE active_sql_transaction USING
             MESSAGE = format('message_dequeue needs READ COMMITTED, this transaction is %s',
@@ -1184,20 +1250,30 @@ BEGIN
     v_now := unix_ms(v_clock);
     v_until := v_clock + make_interval(secs => lease_seconds);
 
-    SELECT t.* INTO r FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
+    SELECT t.*,
+        EXISTS (SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid >= t.urgent_from)
+            OR EXISTS (SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid = ANY (t.urgent_open))
+            AS has_urgent,
+        EXISTS (SELECT FROM signal s WHERE s.queue = v_queue AND NOT s.urgent AND s.xid >= t.news_from)
+            OR EXISTS (SELECT FROM signal s WHERE s.queue = v_queue AND NOT s.urgent AND s.xid = ANY (t.news_open))
+            AS has_news
+    INTO r
+    FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
     IF NOT FOUND THEN
         IF NOT EXISTS (SELECT FROM signal s WHERE s.queue = v_queue LIMIT 1) THEN
             RETURN;
         END IF;
         INSERT INTO rotation AS t
         SELECT v_queue, 0, 0, 0, 0, '0', '{}', '0', '{}', 'infinity', 9223372036854775807, -1, '',
-            q.max_concurrency, paused_until(q.paused, q.resume_at), 0, 0, v_now, 0
+            q.max_concurrency, paused_until(q.paused, q.resume_at), 0, 0, v_now, 0, -1, -1, 0, plan_after()
         FROM (SELECT) AS one LEFT JOIN queue q ON q.name = v_queue
-        RETURNING t.* INTO r;
+        RETURNING t.*, true AS has_urgent, true AS has_news INTO r;
     ELSIF greatest(r.news_from, r.urgent_from) > pg_snapshot_xmax(pg_current_snapshot()) THEN
         -- Restored from a dump of another server, whose transaction ids were ahead.
         r.news_from := '0';
         r.urgent_from := '0';
+        r.has_urgent := true;
+        r.has_news := true;
     END IF;
     -- What was timed by a clock that was ahead has to be timed anew. Small corrections are nothing to notice.
     v_rebuild := v_now < r.clock - 1000;
@@ -1210,27 +1286,27 @@ BEGIN
 
     -- Each round takes in some news, then serves. It is the last one, unless the batch comes out short.
     LOOP
+        IF v_turned THEN
+            SELECT t.*, r.has_urgent AS has_urgent, r.has_news AS has_news INTO r
+            FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
+            v_turned := false;
+            v_written := true;
+        END IF;
         IF v_reclaim THEN
             SELECT c.lease_floor, c.more INTO r.lease_floor, v_reclaim
             FROM scheduler_reclaim(v_queue, v_clock, r.lease_floor, v_news) c;
-            v_fold := true;
-            v_urgent := true;
+            r.has_urgent := true;
+            r.has_news := true;
             v_written := false;
         END IF;
-        IF v_urgent AND (
-            EXISTS (SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid >= r.urgent_from LIMIT 1)
-            OR EXISTS (
-                SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid = ANY (r.urgent_open) LIMIT 1))
-        THEN
+        IF r.has_urgent THEN
             SELECT f.horizon, f.open, f.activations, least(f.due_floor, r.due_floor), greatest(r.running - f.ended, 0),
                 v_rebuild OR f.queue_changed, f.more
-            INTO r.urgent_from, r.urgent_open, r.activations, r.due_floor, r.running, v_rebuild, v_urgent
+            INTO r.urgent_from, r.urgent_open, r.activations, r.due_floor, r.running, v_rebuild, r.has_urgent
             FROM scheduler_fold(v_queue, true, r.turn, r.vtime, v_now, 20000,
                 CASE WHEN r.max_concurrency IS NOT NULL THEN r.counted_from END, r.urgent_from,
                 r.urgent_open, r.activations) f;
             v_written := false;
-        ELSE
-            v_urgent := false;
         END IF;
         IF v_rebuild THEN
             SELECT b.activations, b.due_floor, b.lease_floor, b.max_concurrency, b.paused_until, b.running
@@ -1240,22 +1316,16 @@ BEGIN
             v_rebuild := false;
             v_written := false;
         END IF;
-        IF v_fold AND (
-            EXISTS (SELECT FROM signal s WHERE s.queue = v_queue AND NOT s.urgent AND s.xid >= r.news_from LIMIT 1)
-            OR EXISTS (
-                SELECT FROM signal s WHERE s.queue = v_queue AND NOT s.urgent AND s.xid = ANY (r.news_open) LIMIT 1))
-        THEN
+        IF r.has_news THEN
             SELECT f.horizon, f.open, f.activations, least(f.due_floor, r.due_floor), f.more
-            INTO r.news_from, r.news_open, r.activations, r.due_floor, v_fold
+            INTO r.news_from, r.news_open, r.activations, r.due_floor, r.has_news
             FROM scheduler_fold(v_queue, false, r.turn, r.vtime, v_now, v_news,
                 CASE WHEN r.max_concurrency IS NOT NULL THEN r.counted_from END, r.news_from,
                 r.news_open, r.activations) f;
             v_written := false;
-        ELSE
-            v_fold := false;
         END IF;
         -- Signals come in faster than they are folded, or, now and then, to find what no signal told of.
-        IF v_fold OR r.turn % 64 = 32 THEN
+        IF r.has_news OR r.turn % 1024 = 32 THEN
             SELECT w.swept, w.activations, least(w.due_floor, r.due_floor) INTO r.swept, r.activations, r.due_floor
             FROM scheduler_sweep(v_queue, r.turn, r.vtime, v_now, v_news, r.swept, r.activations) w;
             v_written := false;
@@ -1273,6 +1343,110 @@ BEGIN
 
         v_want := least(v_want, r.max_concurrency - r.running);
         EXIT WHEN v_want <= 0 OR r.paused_until > v_now;
+        -- A batch that gives its lanes much at once gains nothing from a plan.
+        IF r.ahead >= r.plan_at AND r.ahead >= 4 * v_want AND (r.plan_tag, r.plan_since) <= (r.vtime, r.vsince) THEN
+            SELECT p.last_tag, p.last_since INTO r.plan_tag, r.plan_since
+            FROM scheduler_plan(v_queue, r.vtime, r.vsince, v_now, r.ahead) p;
+            v_written := false;
+            IF r.plan_tag IS NULL THEN
+                r.plan_tag := -1;
+                r.plan_since := -1;
+                r.ahead := least(r.ahead, 2048);
+                r.plan_at := 2 * r.ahead;
+            END IF;
+        END IF;
+        v_bound_tag := 9223372036854775807;
+        v_bound_since := 9223372036854775807;
+        IF (r.plan_tag, r.plan_since) > (r.vtime, r.vsince) THEN
+            -- What is planned, up to the lane with the lowest tag: that of a channel that came since, or whose planned
+            -- messages have been served. This serves nothing where one of the messages is not as it was.
+            SELECT l.tag, l.since INTO v_lane_tag, v_lane_since
+            FROM lane l
+            WHERE l.queue = v_queue AND l.due = 0 AND (l.tag, l.since) > (r.vtime, r.vsince)
+            ORDER BY l.tag, l.since LIMIT 1;
+            RETURN QUERY
+            WITH next AS MATERIALIZED (
+                SELECT e.row, e.id, e.tag, e.since
+                FROM (
+                    SELECT p.* FROM plan p
+                    WHERE p.queue = v_queue AND (p.last_tag, p.last_since) > (r.vtime, r.vsince)
+                    ORDER BY p.last_tag, p.last_since
+                    LIMIT 1 + (v_want + 15) / 32) p
+                CROSS JOIN LATERAL unnest(p.rows, p.ids, p.tags, p.sinces) AS e (row, id, tag, since)
+                WHERE (e.tag, e.since) > (r.vtime, r.vsince)
+                    AND (v_lane_tag IS NULL OR (e.tag, e.since) < (v_lane_tag, v_lane_since))
+                ORDER BY e.tag, e.since
+                LIMIT v_want
+            ), held AS MATERIALIZED (
+                SELECT m.ctid AS row
+                FROM next n
+                JOIN message m ON m.ctid = n.row
+                WHERE m.id = n.id AND m.leased_until IS NULL AND m.dequeue_at <= v_now
+                FOR NO KEY UPDATE OF m SKIP LOCKED
+            ), served AS MATERIALIZED (
+                SELECT count(*)::integer AS messages, max(n.tag) AS vtime,
+                    count(*) = (SELECT count(*) FROM held) AND count(*) > 0 AS is_good
+                FROM next n
+            ), leased AS (
+                UPDATE message m
+                SET attempt = least(m.attempt, 2147483646) + 1, leased_until = v_until, leased_at = v_clock,
+                    first_leased_at = coalesce(m.first_leased_at, v_clock), worker = v_worker,
+                    counted = CASE WHEN r.max_concurrency IS NOT NULL THEN r.turn END
+                FROM next n
+                WHERE m.ctid = n.row AND (SELECT s.is_good FROM served s)
+                RETURNING m.id, m.channel, m.attempt, m.payload, m.body, m.state, m.error, m.dequeue_at, m.cost,
+                    m.created_at, m.leased_until, m.key, m.forgiven, m.first_leased_at, n.tag, n.since
+            ), turned AS (
+                UPDATE rotation t
+                SET turn = t.turn + 1, vtime = s.vtime,
+                    vsince = (SELECT max(n.since) FROM next n WHERE n.tag = s.vtime),
+                    activations = r.activations, news_from = r.news_from, news_open = r.news_open,
+                    urgent_from = r.urgent_from, urgent_open = r.urgent_open, due_floor = r.due_floor,
+                    lease_floor = least(r.lease_floor, v_until), idle_floor = r.idle_floor, swept = r.swept,
+                    max_concurrency = r.max_concurrency, paused_until = r.paused_until,
+                    running = CASE WHEN r.max_concurrency IS NULL THEN 0 ELSE r.running + s.messages END,
+                    counted_from = r.counted_from, clock = r.clock, maintain_at = r.maintain_at,
+                    plan_tag = r.plan_tag, plan_since = r.plan_since, ahead = least(r.ahead + s.messages, 4096),
+                    plan_at = r.plan_at
+                FROM served s
+                WHERE t.queue = v_queue AND t.turn = r.turn AND s.is_good
+            )
+            SELECT d.id, d.channel, d.attempt, d.payload, d.body, d.state, d.error, d.dequeue_at, d.cost,
+                d.created_at, d.leased_until, d.key, d.forgiven, d.first_leased_at
+            FROM leased d
+            ORDER BY d.tag, d.since;
+
+            GET DIAGNOSTICS v_got = ROW_COUNT;
+            IF v_got > 0 THEN
+                v_want := v_want - v_got;
+                v_turned := true;
+                EXIT WHEN v_want = 0;
+                CONTINUE;
+            END IF;
+            -- If the lane comes first, it and those after it are served up to the next message of the plan. Otherwise,
+            -- and where the two take turns all the time, the plan is of no more use.
+            v_stretches := v_stretches + 1;
+            SELECT e.tag, e.since INTO v_bound_tag, v_bound_since
+            FROM (
+                SELECT p.* FROM plan p
+                WHERE p.queue = v_queue AND (p.last_tag, p.last_since) > (r.vtime, r.vsince)
+                ORDER BY p.last_tag, p.last_since LIMIT 1) p
+            CROSS JOIN LATERAL unnest(p.tags, p.sinces) AS e (tag, since)
+            WHERE (e.tag, e.since) > (r.vtime, r.vsince)
+            ORDER BY e.tag, e.since LIMIT 1;
+            IF NOT FOUND OR v_lane_tag IS NULL OR (v_bound_tag, v_bound_since) < (v_lane_tag, v_lane_since)
+                OR v_stretches > 4
+            THEN
+                PERFORM scheduler_unplan(v_queue);
+                v_bound_tag := 9223372036854775807;
+                v_bound_since := 9223372036854775807;
+                r.plan_tag := -1;
+                r.plan_since := -1;
+                r.ahead := 0;
+                r.plan_at := plan_after();
+                v_written := false;
+            END IF;
+        END IF;
         IF v_simple THEN
             -- The simple case, in half the time: the next messages are the first ones of as many lanes. They go in the
             -- order of the lanes, as long as no lane would come again before the last of them. Where that serves less
@@ -1284,6 +1458,7 @@ BEGIN
                     l.max_concurrency IS NOT NULL AS is_counted
                 FROM lane l
                 WHERE l.queue = v_queue AND l.due = 0 AND (l.tag, l.since) > (r.vtime, r.vsince)
+                    AND (l.tag, l.since) < (v_bound_tag, v_bound_since)
                 ORDER BY l.tag, l.since
                 LIMIT v_want
             ), seen AS (
@@ -1324,7 +1499,8 @@ BEGIN
                     counted = CASE WHEN f.is_counted OR r.max_concurrency IS NOT NULL THEN r.turn END
                 FROM first f
                 WHERE m.ctid = f.row AND f.taken AND (SELECT s.is_simple FROM served s)
-                RETURNING m.*, f.tag, f.since
+                RETURNING m.id, m.channel, m.attempt, m.payload, m.body, m.state, m.error, m.dequeue_at, m.cost,
+                    m.created_at, m.leased_until, m.key, m.forgiven, m.first_leased_at, f.tag, f.since
             ), moved AS (
                 UPDATE lane l
                 SET tag = CASE WHEN f.taken THEN f.next_tag ELSE l.tag END,
@@ -1348,7 +1524,9 @@ BEGIN
                     lease_floor = least(r.lease_floor, v_until), idle_floor = r.idle_floor, swept = r.swept,
                     max_concurrency = r.max_concurrency, paused_until = r.paused_until,
                     running = CASE WHEN r.max_concurrency IS NULL THEN 0 ELSE r.running + s.messages END,
-                    counted_from = r.counted_from, clock = r.clock, maintain_at = r.maintain_at
+                    counted_from = r.counted_from, clock = r.clock, maintain_at = r.maintain_at,
+                    plan_tag = r.plan_tag, plan_since = r.plan_since, ahead = least(r.ahead + s.messages, 4096),
+                    plan_at = r.plan_at
                 FROM served s
                 WHERE t.queue = v_queue AND t.turn = r.turn AND s.is_simple
             )
@@ -1360,10 +1538,9 @@ BEGIN
             GET DIAGNOSTICS v_got = ROW_COUNT;
             v_simple := v_got > 0;
             IF v_simple THEN
-                v_written := true;
                 v_want := v_want - v_got;
+                v_turned := true;
                 EXIT WHEN v_want = 0;
-                SELECT t.* INTO r FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
                 CONTINUE;
             END IF;
         END IF;
@@ -1371,7 +1548,7 @@ BEGIN
             SELECT FROM lane l
             WHERE l.queue = v_queue AND l.due = 0 AND (l.tag, l.since) > (r.vtime, r.vsince) LIMIT 1)
         THEN
-            EXIT WHEN NOT (v_fold OR v_urgent OR v_reclaim OR r.due_floor <= v_now);
+            EXIT WHEN NOT (r.has_news OR r.has_urgent OR v_reclaim OR r.due_floor <= v_now);
             v_news := least(v_news * 4, 20000);
             CONTINUE;
         END IF;
@@ -1385,6 +1562,7 @@ BEGIN
                 lane_room(v_now, l.max_concurrency, l.running, l.release_interval, l.burst, l.released_at) AS room
             FROM lane l
             WHERE l.queue = v_queue AND l.due = 0 AND (l.tag, l.since) > (r.vtime, r.vsince)
+                AND (l.tag, l.since) < (v_bound_tag, v_bound_since)
             ORDER BY l.tag, l.since
             LIMIT v_lanes
         -- How many messages each may get, if all cost 1: those that start before the tag at which v_demand messages
@@ -1427,7 +1605,8 @@ BEGIN
             FROM placed p
         ), marked AS MATERIALIZED (
             SELECT h.*, h.ripe AND h.place <= least(v_want, h.horizon)
-                AND (NOT h.cut OR (h.start, h.since) <= (h.last_tag, h.last_since)) AS taken
+                AND (NOT h.cut OR (h.start, h.since) <= (h.last_tag, h.last_since))
+                AND (h.start, h.since) < (v_bound_tag, v_bound_since) AS taken
             FROM horizon h
         ), held AS MATERIALIZED (
             SELECT m.ctid AS row, k.place, k.is_counted
@@ -1442,7 +1621,8 @@ BEGIN
                 counted = CASE WHEN h.is_counted OR r.max_concurrency IS NOT NULL THEN r.turn END
             FROM held h
             WHERE m.ctid = h.row
-            RETURNING m.*, h.place
+            RETURNING m.id, m.channel, m.attempt, m.payload, m.body, m.state, m.error, m.dequeue_at, m.cost,
+                m.created_at, m.leased_until, m.key, m.forgiven, m.first_leased_at, h.place
         -- A message that was passed over, because somebody else held or just changed it, is news for the next turn. Its
         -- room goes to the next one, in the next round; in the last rounds it is kept until the next turn, so that many
         -- of them at the head of a channel with little room don't make one turn long.
@@ -1498,7 +1678,9 @@ BEGIN
                 running = CASE WHEN r.max_concurrency IS NULL THEN 0
                     ELSE r.running + (SELECT count(*) FROM leased)::integer
                         + (SELECT count(*) FROM passed p WHERE p.is_counted)::integer END,
-                counted_from = r.counted_from, clock = r.clock, maintain_at = r.maintain_at
+                counted_from = r.counted_from, clock = r.clock, maintain_at = r.maintain_at,
+                plan_tag = r.plan_tag, plan_since = r.plan_since,
+                ahead = least(r.ahead + (SELECT count(*) FROM leased), 4096), plan_at = r.plan_at
             WHERE t.queue = v_queue AND t.turn = r.turn
         )
         SELECT d.id, d.channel, d.attempt, d.payload, d.body, d.state, d.error, d.dequeue_at, d.cost, d.created_at,
@@ -1507,28 +1689,57 @@ BEGIN
         ORDER BY d.place;
 
         GET DIAGNOSTICS v_got = ROW_COUNT;
-        v_written := true;
         v_want := v_want - v_got;
+        v_turned := true;
         EXIT WHEN v_want = 0;
         -- Short because of the horizon, because lanes turned out to be empty, or because no more is eligible.
         v_demand := least(v_demand * 4, 100000);
         v_lanes := least(v_lanes * 4, 10000);
-        SELECT t.* INTO r FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
     END LOOP;
 
-    IF NOT v_written THEN
+    IF v_want > 0 AND r.ahead > 0 THEN
+        r.ahead := 0;
+        r.plan_at := plan_after();
+        v_written := false;
+    END IF;
+    IF NOT (v_written OR v_turned) THEN
         UPDATE rotation t
         SET turn = t.turn + 1, vtime = r.vtime, activations = r.activations, news_from = r.news_from,
             news_open = r.news_open, urgent_from = r.urgent_from, urgent_open = r.urgent_open,
             lease_floor = r.lease_floor, due_floor = r.due_floor, idle_floor = r.idle_floor, swept = r.swept,
             max_concurrency = r.max_concurrency, paused_until = r.paused_until, running = r.running,
-            counted_from = r.counted_from, clock = r.clock, maintain_at = r.maintain_at
+            counted_from = r.counted_from, clock = r.clock, maintain_at = r.maintain_at, plan_tag = r.plan_tag,
+            plan_since = r.plan_since, ahead = r.ahead, plan_at = r.plan_at
         WHERE t.queue = v_queue AND t.turn = r.turn;
     END IF;
 END
 $$;
 
 REVOKE EXECUTE ON FUNCTION message_dequeue FROM PUBLIC;
+
+-- Trigger function of message_edited: refuses what can't be, and that a leased message goes to another channel, as what
+-- a channel's limits count stays in the channel until it is over.
+--
+-- Takes no lock.
+CREATE FUNCTION message_edit() RETURNS trigger
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+    IF OLD.leased_until IS NOT NULL AND (OLD.queue <> NEW.queue OR OLD.channel <> NEW.channel) THEN
+        RAISE object_in_use USING
+            MESSAGE = format('message %s is leased until %s and can''t be moved to channel %L of queue %L',
+                OLD.id, OLD.leased_until, NEW.channel, NEW.queue),
+            HINT = 'Wait until its lease has ended, or cancel it and enqueue it there.';
+    END IF;
+    IF NOT message_valid(NEW.queue, NEW.channel, NEW.key, NEW.payload, NEW.body, NEW.cost, NEW.max_attempts, NEW.backoff)
+    THEN
+        PERFORM message_refuse(NEW.queue, NEW.channel, NEW.key, NEW.payload, NEW.body, NEW.cost, NEW.max_attempts,
+            NEW.backoff);
+    END IF;
+    RETURN NULL;
+END
+$$;
 
 -- How messages ended: one row for each of ids, in the order given, that is neither ready nor leased any more.
 --
@@ -1757,7 +1968,7 @@ BEGIN
             g.created_at, g.first_leased_at, g.leased_at
         FROM gone g
         WHERE v_outcome = 'dropped'
-            OR coalesce((SELECT q.history_days FROM queue q WHERE q.name = g.queue), 30) > 0
+            OR g.queue <> ALL (ARRAY(SELECT q.name FROM queue q WHERE q.history_days = 0))
     )
     SELECT array_agg(g.id) INTO v_gone FROM gone g;
 
@@ -1902,6 +2113,13 @@ CREATE FUNCTION paused_until(paused boolean, resume_at timestamptz) RETURNS bigi
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE WHEN paused THEN coalesce(unix_ms(resume_at), 9223372036854775807) END;
 
+-- How many messages in a row dequeues must have got, without coming up short, before any are scheduled ahead.
+--
+-- Called by message_dequeue; takes no lock. With fewer, planning costs more than it saves.
+CREATE FUNCTION plan_after() RETURNS integer
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN 256;
+
 -- What the scheduler keeps, compared with the rows that it was derived from: one row a difference, none when all is well.
 --
 -- Called by operators, on a live queue as well: it is one statement, so it sees one moment, and whatever dequeues and
@@ -1940,6 +2158,11 @@ BEGIN
         CROSS JOIN LATERAL (
             SELECT greatest(v_now, (SELECT max(r.clock) FROM rotations r WHERE r.queue = l.queue)) AS at) t
         WHERE v_queue IS NULL OR l.queue = v_queue
+    ), planned AS MATERIALIZED (
+        SELECT p.queue, e.*
+        FROM plan p JOIN rotations r ON r.queue = p.queue
+        CROSS JOIN LATERAL unnest(p.ids, p.tags, p.sinces, p.channels) AS e (id, tag, since, channel)
+        WHERE (e.tag, e.since) > (r.vtime, r.vsince)
     ), leases AS MATERIALIZED (
         SELECT m.id, m.queue, m.channel, m.leased_until, m.attempt, m.counted
         FROM message m WHERE m.leased_until IS NOT NULL AND (v_queue IS NULL OR m.queue = v_queue)
@@ -1963,9 +2186,22 @@ BEGIN
     WHERE NOT EXISTS (
             SELECT FROM lanes l WHERE l.queue = w.queue AND l.channel = w.channel AND l.due IS NOT NULL
                 AND (l.head_at, l.head_id) <= (w.dequeue_at, w.id))
+        AND NOT EXISTS (SELECT FROM planned p WHERE p.queue = w.queue AND p.id = w.id)
         AND NOT EXISTS (
             SELECT FROM signals s WHERE s.queue = w.queue
                 AND (s.channel IS NULL OR (s.channel = w.channel AND (s.dequeue_at, s.message_id) <= (w.dequeue_at, w.id))))
+    UNION ALL
+    SELECT p.queue, p.channel, 'a planned message that its lane is not behind', format('(%s, %s)', p.tag, p.since),
+        (SELECT format('(%s, %s)', l.tag, l.since) FROM lanes l WHERE l.queue = p.queue AND l.channel = p.channel LIMIT 1)
+    FROM planned p
+    WHERE NOT EXISTS (
+        SELECT FROM lanes l WHERE l.queue = p.queue AND l.channel = p.channel AND l.since = p.since
+            AND l.tag > p.tag AND l.planned >= p.tag AND l.due IS NOT NULL)
+    UNION ALL
+    SELECT p.queue, p.channel, 'a planned message beyond the end of the plan',
+        format('at most (%s, %s)', r.plan_tag, r.plan_since), format('(%s, %s)', p.tag, p.since)
+    FROM planned p JOIN rotations r ON r.queue = p.queue
+    WHERE (p.tag, p.since) > (r.plan_tag, r.plan_since)
     UNION ALL
     SELECT s.queue, s.channel, 'a signal that no dequeue will read',
         format('from %s on, or one of %s', CASE WHEN s.urgent THEN r.urgent_from ELSE r.news_from END,
@@ -1993,7 +2229,8 @@ BEGIN
         AND NOT EXISTS (SELECT FROM lanes l WHERE l.queue = e.queue AND l.channel = e.channel)
         AND NOT EXISTS (SELECT FROM news n
             WHERE n.queue = e.queue AND n.policy AND coalesce(n.channel, e.channel) = e.channel)
-    GROUP BY e.queue, e.channel    UNION ALL
+    GROUP BY e.queue, e.channel
+    UNION ALL
     SELECT r.queue, NULL, 'leases that count toward max_concurrency', n.leases::text, r.running::text
     FROM rotations r CROSS JOIN LATERAL (
         SELECT (SELECT count(*) FROM leases e WHERE e.queue = r.queue AND e.counted >= r.counted_from)
@@ -2155,7 +2392,7 @@ BEGIN
     IF NOT FOUND THEN
         INSERT INTO rotation AS t
         SELECT v_queue, 0, coalesce(min(l.tag) FILTER (WHERE l.due = 0), max(l.tag), 0), 0, 0, '0', '{}', '0', '{}',
-            'infinity', 9223372036854775807, -1, '', NULL, NULL, 0, 0, v_now, 0
+            'infinity', 9223372036854775807, -1, '', NULL, NULL, 0, 0, v_now, 0, -1, -1, 0, plan_after()
         FROM lane l WHERE l.queue = v_queue
         RETURNING t.* INTO r;
     END IF;
@@ -2176,7 +2413,8 @@ BEGIN
     UPDATE rotation t
     SET turn = r.turn + 1, activations = r.activations, due_floor = r.due_floor, lease_floor = r.lease_floor,
         max_concurrency = r.max_concurrency, paused_until = r.paused_until, running = r.running,
-        counted_from = r.turn, clock = v_now, idle_floor = -1, swept = '',
+        counted_from = r.turn, clock = v_now, idle_floor = -1, swept = '', plan_tag = -1, plan_since = -1, ahead = 0,
+        plan_at = plan_after(),
         -- All signals are to be read again, whatever they say.
         news_from = '0', news_open = '{}', urgent_from = '0', urgent_open = '{}'
     WHERE t.queue = v_queue;
@@ -2245,21 +2483,6 @@ $$;
 
 REVOKE EXECUTE ON FUNCTION queue_unlisten FROM PUBLIC;
 
--- Trigger function of message_stays: a leased message can't go to another channel, whose limits did not count it.
---
--- Takes no lock.
-CREATE FUNCTION refuse_move() RETURNS trigger
-LANGUAGE plpgsql
-SET search_path FROM CURRENT
-AS $$
-BEGIN
-    RAISE object_in_use USING
-        MESSAGE = format('message %s is leased until %s and can''t be moved to channel %L of queue %L',
-            OLD.id, OLD.leased_until, NEW.channel, NEW.queue),
-        HINT = 'Wait until its lease has ended, or cancel it and enqueue it there.';
-END
-$$;
-
 -- Brings the lanes of some channels up to date with what is known of these.
 --
 -- Called by scheduler_fold, scheduler_sweep and scheduler_rebuild, within the turn. For each channel: (ats[i], ids[i])
@@ -2291,6 +2514,19 @@ DECLARE
     v_vtime CONSTANT bigint := $3;
     v_activations CONSTANT bigint := $11;
 BEGIN
+    -- Before what is planned of a channel: then the plan is no longer the order.
+    IF EXISTS (SELECT FROM plan p WHERE p.queue = v_queue AND p.last_tag >= v_vtime LIMIT 1)
+        AND EXISTS (
+            SELECT FROM unnest(channels, ats, ids) AS n (channel, at, id)
+            CROSS JOIN LATERAL (
+                SELECT l.* FROM lane l
+                WHERE l.queue = v_queue AND l.channel = n.channel
+                ORDER BY l.tag DESC LIMIT 1) l
+            WHERE l.planned >= v_vtime AND (n.at, n.id) < (l.head_at, l.head_id))
+    THEN
+        PERFORM scheduler_unplan(v_queue);
+    END IF;
+
     WITH known AS (
         SELECT n.channel, n.at, n.id, n.ended, n.running AS counted,
             l.row, l.due, l.tag, l.since, l.head_at, l.head_id, l.running, l.counted_from, l.released_at,
@@ -2346,10 +2582,10 @@ BEGIN
         WHERE l.ctid = w.row
     ), born AS (
         INSERT INTO lane (queue, channel, due, tag, since, head_at, head_id, weight, max_concurrency, release_interval,
-            burst, paused_until, running, counted_from, released_at)
+            burst, paused_until, running, counted_from, released_at, planned)
         SELECT v_queue, w.channel, w.new_due, v_vtime, CASE WHEN w.becomes_ready THEN v_activations + w.nth ELSE 0 END,
             coalesce(w.new_at, 0), w.new_id, w.weight, w.max_concurrency, w.release_interval, w.burst, w.paused_until,
-            w.new_running, CASE WHEN w.counted IS NULL THEN 0 ELSE v_turn END, 0
+            w.new_running, CASE WHEN w.counted IS NULL THEN 0 ELSE v_turn END, 0, -1
         FROM wanted w
         WHERE w.row IS NULL
     )
@@ -2466,6 +2702,7 @@ BEGIN
         UNION
         SELECT x FROM unnest(v_open) AS x WHERE v_late = max_signals);
     IF true = ANY (v_changed) THEN
+        PERFORM scheduler_unplan(v_queue);
         SELECT r.running INTO v_running
         FROM scheduler_recount(v_queue, v_turn, v_channels, v_changed, false, v_counted_from) r;
     END IF;
@@ -2473,6 +2710,99 @@ BEGIN
     FROM scheduler_activate(v_queue, coalesce(v_counted_from, v_turn), vtime, now_ms, v_channels, v_ats, v_ids,
         v_ended, v_running, false,
         v_activations) a;
+END
+$$;
+
+-- Schedules up to max_messages messages of a queue ahead: finds their order and writes it to plan.
+--
+-- Called by message_dequeue, within the turn, where much is waiting and there is no plan: probing a channel and writing
+-- its lane, which is most of what fairness costs, is then done once for several of its messages. Planned is only what
+-- needs no second look when its time comes: messages of lanes without limits, and of each all but the last one that is
+-- ready, so that the lane stays active. Nothing is planned where a lane would come up less than twice on average.
+-- Locks: the lanes that it changes.
+--
+-- Returns tag and activation of the last message planned; null where nothing was.
+CREATE FUNCTION scheduler_plan(
+    queue text, vtime bigint, vsince bigint, now_ms bigint, max_messages integer,
+    OUT last_tag bigint, OUT last_since bigint
+)
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan
+SET jit = off
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_queue CONSTANT text := $1;
+BEGIN
+    WITH competing AS MATERIALIZED (
+        SELECT l.ctid AS lane, l.channel, l.tag, l.since, l.weight, l.head_at, l.head_id,
+            lane_step(1, l.weight)::double precision AS step,
+            l.max_concurrency IS NULL AND l.release_interval = 0 AS is_free
+        FROM lane l
+        WHERE l.queue = v_queue AND l.due = 0 AND (l.tag, l.since) > (vtime, vsince)
+        ORDER BY l.tag, l.since
+        LIMIT max_messages / 2 + 1
+    -- How many messages each may get, if all cost 1: as in message_dequeue.
+    ), levels AS (
+        SELECT c.*, (max_messages - count(*) OVER w + sum((c.tag - vtime) / c.step) OVER w)
+            / sum(1 / c.step) OVER w AS level
+        FROM competing c
+        WHERE (SELECT count(*) <= max_messages / 2 AND bool_and(k.is_free) FROM competing k)
+        WINDOW w AS (ORDER BY c.tag, c.since ROWS UNBOUNDED PRECEDING)
+    ), shares AS (
+        SELECT c.*, greatest(1, least(max_messages,
+            floor((min(c.level) OVER () - (c.tag - vtime)) / c.step + 0.000001) + 1))::integer AS share
+        FROM levels c
+    ), candidates AS MATERIALIZED (
+        SELECT s.lane, s.channel, s.since, s.share, m.row, m.id, m.step, row_number() OVER w AS nth,
+            s.tag + (sum(m.step) OVER w - m.step)::bigint AS start,
+            lead(m.dequeue_at) OVER w AS next_at, lead(m.id) OVER w AS next_id
+        FROM shares s
+        CROSS JOIN LATERAL (
+            SELECT m.ctid AS row, m.id, m.dequeue_at, lane_step(m.cost, s.weight) AS step
+            FROM message m
+            WHERE m.queue = v_queue AND m.channel = s.channel AND m.leased_until IS NULL
+                AND (m.dequeue_at, m.id) >= (s.head_at, s.head_id)
+            ORDER BY m.dequeue_at, m.id
+            LIMIT s.share + 1) m
+        WINDOW w AS (PARTITION BY s.since ORDER BY m.dequeue_at, m.id)
+    -- Up to where a lane may have more than was looked at.
+    ), planned AS MATERIALIZED (
+        SELECT c.*, row_number() OVER (ORDER BY c.start, c.since) AS place
+        FROM candidates c
+        WHERE c.next_at <= now_ms
+            AND c.start < coalesce((SELECT min(k.start) FROM candidates k WHERE k.nth > k.share), 9223372036854775807)
+        ORDER BY c.start, c.since
+        LIMIT max_messages
+    ), moves AS MATERIALIZED (
+        SELECT p.lane, sum(p.step)::bigint AS spent, max(p.start) AS last_tag, max(p.next_at) AS head_at,
+            (array_agg(p.next_id ORDER BY p.nth DESC))[1] AS head_id
+        FROM planned p
+        GROUP BY p.lane
+    ), written AS (
+        INSERT INTO plan (queue, last_tag, last_since, rows, ids, tags, sinces, channels)
+        SELECT v_queue, max(p.start), (array_agg(p.since ORDER BY p.place DESC))[1],
+            array_agg(p.row ORDER BY p.place), array_agg(p.id ORDER BY p.place), array_agg(p.start ORDER BY p.place),
+            array_agg(p.since ORDER BY p.place), array_agg(p.channel ORDER BY p.place)
+        FROM planned p
+        WHERE (SELECT count(*) FROM planned) >= 2 * (SELECT count(*) FROM moves)
+        -- Small enough that reading one costs little where a single message is wanted.
+        GROUP BY (p.place - 1) / 32
+        RETURNING last_tag, last_since
+    ), last AS MATERIALIZED (
+        SELECT w.last_tag, w.last_since FROM written w ORDER BY w.last_tag DESC, w.last_since DESC LIMIT 1
+    ), moved AS (
+        UPDATE lane l
+        SET tag = l.tag + v.spent, head_at = v.head_at, head_id = v.head_id, planned = v.last_tag
+        FROM moves v
+        WHERE l.ctid = v.lane AND EXISTS (SELECT FROM last)
+    )
+    SELECT l.last_tag, l.last_since INTO last_tag, last_since FROM last l;
 END
 $$;
 
@@ -2503,6 +2833,7 @@ DECLARE
     v_ids bigint[];
     v_running integer[];
 BEGIN
+    PERFORM scheduler_unplan(v_queue);
     SELECT q.max_concurrency, paused_until(q.paused, q.resume_at) INTO max_concurrency, paused_until
     FROM queue q WHERE q.name = v_queue;
 
@@ -2733,24 +3064,30 @@ BEGIN
     ), step AS (
         SELECT * FROM walk LIMIT max_channels
     )
-    SELECT array_agg(s.channel), array_agg(s.dequeue_at), array_agg(s.id),
-        CASE WHEN count(*) = max_channels THEN max(s.channel) ELSE '' END
+    -- What is planned stands before its lane, as it should.
+    SELECT array_agg(s.channel) FILTER (WHERE s.is_free), array_agg(s.dequeue_at) FILTER (WHERE s.is_free),
+        array_agg(s.id) FILTER (WHERE s.is_free), CASE WHEN count(*) = max_channels THEN max(s.channel) ELSE '' END
     INTO v_channels, v_ats, v_ids, swept
-    FROM step s;
+    FROM (
+        SELECT s.*, coalesce((
+            SELECT l.planned FROM lane l WHERE l.queue = v_queue AND l.channel = s.channel
+            ORDER BY l.tag DESC LIMIT 1), -1) < vtime AS is_free
+        FROM step s) s;
 
     SELECT a.activations, a.due_floor INTO activations, due_floor
     FROM scheduler_activate(v_queue, turn, vtime, now_ms, v_channels, v_ats, v_ids, NULL, NULL, false, v_activations) a;
 END
 $$;
 
--- Removes lanes that have been idle so long that forgetting them changes nothing, and keeps tags small.
+-- Removes lanes that have been idle so long that forgetting them changes nothing, and what of the plan has been served;
+-- and keeps tags small.
 --
 -- Called by message_dequeue now and then, within the turn. An idle lane behind the virtual time would start at the
 -- virtual time anyway; one whose limits still count something is looked at again later. Tags start again from zero
 -- long before they reach the end of bigint.
 -- Locks: the lanes it removes or rewrites.
 --
--- Returns the virtual time and the tag below which no idle lane is left.
+-- Returns the virtual time and the tag below which no idle lane, and nothing that was planned, is left.
 CREATE FUNCTION scheduler_tidy(queue text, now_ms bigint, INOUT vtime bigint, INOUT idle_floor bigint)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -2781,10 +3118,13 @@ BEGIN
             UPDATE lane l SET tag = v_vtime FROM old o WHERE l.ctid = o.row AND NOT o.is_done
         )
         SELECT count(*), max(o.tag) INTO v_seen, v_last FROM old o;
+        DELETE FROM plan p WHERE p.queue = v_queue AND p.last_tag >= v_floor AND p.last_tag < v_keep;
         idle_floor := CASE WHEN v_seen < 10000 THEN v_keep ELSE v_last END;
     END IF;
     IF vtime > 1000000000000000000 THEN
-        UPDATE lane l SET tag = greatest(l.tag - v_vtime, 0) WHERE l.queue = v_queue;
+        PERFORM scheduler_unplan(v_queue);
+        DELETE FROM plan p WHERE p.queue = v_queue;
+        UPDATE lane l SET tag = greatest(l.tag - v_vtime, 0), planned = -1 WHERE l.queue = v_queue;
         vtime := 0;
         idle_floor := -1;
     END IF;
@@ -2829,6 +3169,59 @@ BEGIN
                     AND (l.classid::bigint << 32) | l.objid::bigint = v_key)),
             HINT = 'Commit the transaction of a dequeue at once: the lease, not the transaction, keeps the messages.';
     END;
+END
+$$;
+
+-- Takes back what is left of the plan: the lanes stand again where their next planned messages were.
+--
+-- Called by message_dequeue, within the turn, when what was planned is no longer what should come next, because a
+-- message is gone, changed or held by somebody; by scheduler_activate, when a message came before planned ones of its
+-- channel; and by scheduler_fold, scheduler_rebuild and scheduler_tidy before they change what was planned by. Nothing
+-- is lost by it but the work: each lane owes what it owed before.
+-- Locks: the lanes that it changes.
+CREATE FUNCTION scheduler_unplan(queue text) RETURNS void
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan
+SET jit = off
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_queue CONSTANT text := $1;
+    v_vtime bigint;
+    v_vsince bigint;
+BEGIN
+    SELECT r.vtime, r.vsince INTO v_vtime, v_vsince
+    FROM rotation r WHERE r.queue = v_queue ORDER BY r.turn DESC LIMIT 1;
+
+    WITH gone AS (
+        DELETE FROM plan p
+        WHERE p.queue = v_queue AND (p.last_tag, p.last_since) > (v_vtime, v_vsince)
+        RETURNING p.*
+    ), planned AS MATERIALIZED (
+        SELECT e.channel, e.since, min(e.tag) AS tag, min(m.dequeue_at) AS head_at,
+            (array_agg(m.id ORDER BY m.dequeue_at, m.id) FILTER (WHERE m.id IS NOT NULL))[1] AS head_id
+        FROM gone g
+        CROSS JOIN LATERAL unnest(g.ids, g.tags, g.sinces, g.channels) AS e (id, tag, since, channel)
+        -- By its id alone, so that no index but that one can be used for it.
+        LEFT JOIN LATERAL (SELECT m.* FROM message m WHERE m.id = e.id OFFSET 0) m
+            ON m.queue = v_queue AND m.channel = e.channel AND m.leased_until IS NULL
+        WHERE (e.tag, e.since) > (v_vtime, v_vsince)
+        GROUP BY e.channel, e.since
+    )
+    UPDATE lane l
+    SET tag = p.tag, planned = -1, head_at = least(p.head_at, l.head_at),
+        head_id = CASE WHEN (p.head_at, p.head_id) < (l.head_at, l.head_id) THEN p.head_id ELSE l.head_id END
+    FROM planned p
+    CROSS JOIN LATERAL (
+        SELECT k.ctid AS row FROM lane k
+        WHERE k.queue = v_queue AND k.channel = p.channel
+        ORDER BY k.tag DESC LIMIT 1) k
+    WHERE l.ctid = k.row AND l.since = p.since;
 END
 $$;
 
@@ -2983,6 +3376,11 @@ AFTER INSERT OR DELETE OR UPDATE OF queue, name, weight, max_concurrency, releas
 ON channel
 FOR EACH ROW EXECUTE FUNCTION signal_channel();
 
+-- What users change of a message has to be as valid as what they enqueue. Leasing touches none of these columns.
+CREATE TRIGGER message_edited
+AFTER UPDATE OF queue, channel, key, payload, body, cost, max_attempts, backoff ON message
+FOR EACH ROW EXECUTE FUNCTION message_edit();
+
 -- Enqueueing, once a statement, so that bulk inserts and COPY cost one signal a channel.
 CREATE TRIGGER message_enqueued
 AFTER INSERT ON message
@@ -3004,13 +3402,6 @@ FOR EACH ROW
 WHEN (NEW.leased_until IS NULL AND (OLD.leased_until IS NOT NULL OR OLD.queue <> NEW.queue
     OR OLD.channel <> NEW.channel OR OLD.dequeue_at <> NEW.dequeue_at))
 EXECUTE FUNCTION signal_moved();
-
--- What a channel's limits count stays in the channel until it is over.
-CREATE TRIGGER message_stays
-BEFORE UPDATE OF queue, channel ON message
-FOR EACH ROW
-WHEN (OLD.leased_until IS NOT NULL AND (OLD.queue <> NEW.queue OR OLD.channel <> NEW.channel))
-EXECUTE FUNCTION refuse_move();
 
 -- TRUNCATE takes leases away without a word to the other triggers.
 CREATE TRIGGER message_truncated

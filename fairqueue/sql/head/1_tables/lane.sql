@@ -11,7 +11,7 @@ CREATE TABLE lane (
     queue            text             NOT NULL,
     channel          text             NOT NULL,
     due              bigint,
-    -- Start tag of the next message in units of virtual time (see lane_step). Only ever grows.
+    -- Start tag of the next message that isn't planned, in units of virtual time (see lane_step).
     tag              bigint           NOT NULL,
     -- The number of the activation that made the lane ready: equal tags go in this order. Only ever grows.
     since            bigint           NOT NULL,
@@ -31,8 +31,10 @@ CREATE TABLE lane (
     -- When its last message was released, in Unix milliseconds; one interval later for each that went ahead of its
     -- time as part of a burst.
     released_at      bigint           NOT NULL,
-    -- One row a channel. The tag is part of the key because it grows: read backwards, the first entry is the
-    -- living one, however many dead versions an old snapshot keeps behind it.
+    -- The start tag of the last of its messages in plan; none is there unless this is beyond the virtual time.
+    planned          bigint           NOT NULL,
+    -- One row a channel. The tag is part of the key because it grows, but where a plan is taken back: read backwards,
+    -- the first entry is the living one, however many dead versions an old snapshot keeps behind it.
     CONSTRAINT lane_pkey PRIMARY KEY (queue, channel, tag)
 ) WITH (autovacuum_vacuum_scale_factor = 0.05);
 

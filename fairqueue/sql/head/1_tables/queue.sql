@@ -42,3 +42,6 @@ CREATE TABLE queue (
 
 -- Only those whose channels are bounded: looked up by every enqueue, and so by no index that holds others.
 CREATE UNIQUE INDEX queue_bounded ON queue ((ARRAY[name])) WHERE channel_max_size IS NOT NULL;
+
+-- Those that keep no history: looked up by every completion.
+CREATE INDEX queue_without_history ON queue (name) WHERE history_days = 0;

@@ -35,5 +35,12 @@ CREATE TABLE rotation (
     clock            bigint      NOT NULL,
     -- When history_maintain is to be called next, in Unix milliseconds.
     maintain_at      bigint      NOT NULL,
+    -- Tag and activation of the last message in plan: what is planned lies between (vtime, vsince) and this.
+    plan_tag         bigint      NOT NULL,
+    plan_since       bigint      NOT NULL,
+    -- How many messages were served since a dequeue came up short or a plan had to be taken back, and at how many the
+    -- next ones are planned: as many again.
+    ahead            integer     NOT NULL,
+    plan_at          integer     NOT NULL,
     CONSTRAINT rotation_pkey PRIMARY KEY (queue, turn)
 ) WITH (autovacuum_vacuum_scale_factor = 0.05);

@@ -18,10 +18,6 @@ SET enable_nestloop = off
 AS $$
 #variable_conflict use_column
 BEGIN
-    IF cardinality(done) = cardinality(ids) AND dead IS NULL THEN
-        RETURN QUERY SELECT l.id, done_result FROM unnest(ids) AS l (id);
-        RETURN;
-    END IF;
     RETURN QUERY
     -- A scalar subquery, as EXISTS might be answered by hashing the whole table.
     SELECT l.id, CASE WHEN d.id IS NOT NULL AND x.id IS NOT NULL THEN 'dead' WHEN d.id IS NOT NULL THEN done_result

@@ -1,9 +1,10 @@
 -- Trigger function of message_enqueued: what an INSERT into message entails, however many rows it has.
 --
--- One signal for each channel, for the scheduler; one notification for each queue that workers wait for; and a channel
--- with a max_size takes in no more: with overflow 'reject' the statement fails (see channel_surplus), with 'drop' those
--- of its messages that come last are taken out again, which their history says. A message that has been leased before
--- is one put back from the dead: it is never refused, as those that fail or are deferred aren't.
+-- The statement fails if one of them isn't valid. One signal for each channel, for the scheduler; one notification for
+-- each queue that workers wait for; and a channel with a max_size takes in no more: with overflow 'reject' the statement
+-- fails (see channel_surplus), with 'drop' those of its messages that come last are taken out again, which their history
+-- says. A message that has been leased before is one put back from the dead: it is never refused, as those that fail or
+-- are deferred aren't.
 --
 -- Locks: none that anybody waits for, but for notifications (queue_notify). It appends rows. Whether a channel is
 -- bounded is looked up in two indexes that hold only what is, so that enqueueing elsewhere reads nothing that others
@@ -21,13 +22,21 @@ DECLARE
     v_last_channel text;
     v_dequeue_at bigint;
     v_id bigint;
+    v_valid boolean;
     v_bounded boolean;
     v_idle boolean;
     v_full record;
 BEGIN
-    SELECT min(n.queue), max(n.queue), min(n.channel), max(n.channel), min(n.dequeue_at), min(n.id)
-    INTO v_queue, v_last_queue, v_channel, v_last_channel, v_dequeue_at, v_id
+    SELECT min(n.queue), max(n.queue), min(n.channel), max(n.channel), min(n.dequeue_at), min(n.id),
+        bool_and(message_valid(n.queue, n.channel, n.key, n.payload, n.body, n.cost, n.max_attempts, n.backoff))
+    INTO v_queue, v_last_queue, v_channel, v_last_channel, v_dequeue_at, v_id, v_valid
     FROM new_messages n;
+    IF NOT v_valid THEN
+        PERFORM message_refuse(n.queue, n.channel, n.key, n.payload, n.body, n.cost, n.max_attempts, n.backoff)
+        FROM new_messages n
+        WHERE NOT message_valid(n.queue, n.channel, n.key, n.payload, n.body, n.cost, n.max_attempts, n.backoff)
+        LIMIT 1;
+    END IF;
 
     IF v_queue = v_last_queue AND v_channel = v_last_channel THEN
         -- The same as below for a single channel, in half the time.

@@ -42,6 +42,10 @@ BEGIN
     ELSIF priority > 0 THEN
         dequeue_at := -priority;
     END IF;
+    IF NOT message_valid(queue, channel, key, payload, body, cost, max_attempts, backoff) THEN
+        -- The trigger would say so too, but for names that are too long for an index: there the index is first.
+        PERFORM message_refuse(queue, channel, key, payload, body, cost, max_attempts, backoff);
+    END IF;
     IF on_conflict = 'raise' THEN
         INSERT INTO message AS m (queue, channel, key, payload, body, dequeue_at, cost, max_attempts, backoff)
         VALUES (queue, channel, key, payload, body, coalesce(dequeue_at, unix_ms(clock())), cost, max_attempts,

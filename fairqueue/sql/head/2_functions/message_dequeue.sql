@@ -7,8 +7,11 @@
 -- Scheduling (Goyal, Vin, Cheng: Start-time Fair Queueing, 1996). Each active channel has a lane with a start tag.
 -- The next message comes from the lowest tag, ties from the lane that became ready first; serving it moves the
 -- tag on by cost / weight. A channel that becomes active starts at max(its own tag, virtual time). A channel at a limit
--- is not active: its lane is not looked at until its time has come or a signal says that there is room (lane_due). One
--- statement below schedules a whole batch, exactly as single dequeues in a row would.
+-- is not active: its lane is not looked at until its time has come or a signal says that there is room (lane_due).
+--
+-- Three statements below serve, each of them a whole batch, exactly as single dequeues in a row would: what was
+-- scheduled ahead, because much is waiting (plan); the first messages of as many lanes, in the simple case; and all that
+-- lanes can have. Where there is a plan, its next message and the lane with the lowest tag compete like two lanes.
 --
 -- Locks: the queue's turn until the end of the transaction, so that one dequeue at a time schedules a queue: its order,
 -- and with it every limit, is exact whatever the number of workers. Then the messages that it leases; a message that
@@ -45,13 +48,18 @@ DECLARE
     v_until timestamptz;
     v_got integer;
     v_rounds integer := 0;
-    v_fold boolean := true;
-    v_urgent boolean := true;
     v_rebuild boolean := false;
     v_reclaim boolean;
     v_simple boolean := true;
     v_written boolean := true;
-    r rotation%ROWTYPE;
+    v_turned boolean := false;
+    -- Where there is a plan: its next message, and how often it had to wait for lanes.
+    v_bound_tag bigint;
+    v_bound_since bigint;
+    v_lane_tag bigint;
+    v_lane_since bigint;
+    v_stretches integer := 0;
+    r record;
 BEGIN
     IF v_queue IS NULL OR char_length(v_queue) NOT BETWEEN 1 AND 255 THEN
         RAISE invalid_parameter_value USING MESSAGE = format('queue must have 1 to 255 characters, not %s',
@@ -63,7 +71,10 @@ BEGIN
         RAISE invalid_parameter_value USING MESSAGE = format('worker must have at most 255 characters, not %s',
             char_length(worker));
     END IF;
-    PERFORM check_seconds('lease_seconds', lease_seconds, 0.001);
+    -- Where a call for each message counts, so does a function call.
+    IF lease_seconds IS NULL OR NOT (lease_seconds >= 0.001 AND lease_seconds <= 315576000) THEN
+        PERFORM check_seconds('lease_seconds', lease_seconds, 0.001);
+    END IF;
     IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
         RAISE active_sql_transaction USING
             MESSAGE = format('message_dequeue needs READ COMMITTED, this transaction is %s',
@@ -78,20 +89,30 @@ BEGIN
     v_now := unix_ms(v_clock);
     v_until := v_clock + make_interval(secs => lease_seconds);
 
-    SELECT t.* INTO r FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
+    SELECT t.*,
+        EXISTS (SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid >= t.urgent_from)
+            OR EXISTS (SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid = ANY (t.urgent_open))
+            AS has_urgent,
+        EXISTS (SELECT FROM signal s WHERE s.queue = v_queue AND NOT s.urgent AND s.xid >= t.news_from)
+            OR EXISTS (SELECT FROM signal s WHERE s.queue = v_queue AND NOT s.urgent AND s.xid = ANY (t.news_open))
+            AS has_news
+    INTO r
+    FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
     IF NOT FOUND THEN
         IF NOT EXISTS (SELECT FROM signal s WHERE s.queue = v_queue LIMIT 1) THEN
             RETURN;
         END IF;
         INSERT INTO rotation AS t
         SELECT v_queue, 0, 0, 0, 0, '0', '{}', '0', '{}', 'infinity', 9223372036854775807, -1, '',
-            q.max_concurrency, paused_until(q.paused, q.resume_at), 0, 0, v_now, 0
+            q.max_concurrency, paused_until(q.paused, q.resume_at), 0, 0, v_now, 0, -1, -1, 0, plan_after()
         FROM (SELECT) AS one LEFT JOIN queue q ON q.name = v_queue
-        RETURNING t.* INTO r;
+        RETURNING t.*, true AS has_urgent, true AS has_news INTO r;
     ELSIF greatest(r.news_from, r.urgent_from) > pg_snapshot_xmax(pg_current_snapshot()) THEN
         -- Restored from a dump of another server, whose transaction ids were ahead.
         r.news_from := '0';
         r.urgent_from := '0';
+        r.has_urgent := true;
+        r.has_news := true;
     END IF;
     -- What was timed by a clock that was ahead has to be timed anew. Small corrections are nothing to notice.
     v_rebuild := v_now < r.clock - 1000;
@@ -104,27 +125,27 @@ BEGIN
 
     -- Each round takes in some news, then serves. It is the last one, unless the batch comes out short.
     LOOP
+        IF v_turned THEN
+            SELECT t.*, r.has_urgent AS has_urgent, r.has_news AS has_news INTO r
+            FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
+            v_turned := false;
+            v_written := true;
+        END IF;
         IF v_reclaim THEN
             SELECT c.lease_floor, c.more INTO r.lease_floor, v_reclaim
             FROM scheduler_reclaim(v_queue, v_clock, r.lease_floor, v_news) c;
-            v_fold := true;
-            v_urgent := true;
+            r.has_urgent := true;
+            r.has_news := true;
             v_written := false;
         END IF;
-        IF v_urgent AND (
-            EXISTS (SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid >= r.urgent_from LIMIT 1)
-            OR EXISTS (
-                SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid = ANY (r.urgent_open) LIMIT 1))
-        THEN
+        IF r.has_urgent THEN
             SELECT f.horizon, f.open, f.activations, least(f.due_floor, r.due_floor), greatest(r.running - f.ended, 0),
                 v_rebuild OR f.queue_changed, f.more
-            INTO r.urgent_from, r.urgent_open, r.activations, r.due_floor, r.running, v_rebuild, v_urgent
+            INTO r.urgent_from, r.urgent_open, r.activations, r.due_floor, r.running, v_rebuild, r.has_urgent
             FROM scheduler_fold(v_queue, true, r.turn, r.vtime, v_now, 20000,
                 CASE WHEN r.max_concurrency IS NOT NULL THEN r.counted_from END, r.urgent_from,
                 r.urgent_open, r.activations) f;
             v_written := false;
-        ELSE
-            v_urgent := false;
         END IF;
         IF v_rebuild THEN
             SELECT b.activations, b.due_floor, b.lease_floor, b.max_concurrency, b.paused_until, b.running
@@ -134,22 +155,16 @@ BEGIN
             v_rebuild := false;
             v_written := false;
         END IF;
-        IF v_fold AND (
-            EXISTS (SELECT FROM signal s WHERE s.queue = v_queue AND NOT s.urgent AND s.xid >= r.news_from LIMIT 1)
-            OR EXISTS (
-                SELECT FROM signal s WHERE s.queue = v_queue AND NOT s.urgent AND s.xid = ANY (r.news_open) LIMIT 1))
-        THEN
+        IF r.has_news THEN
             SELECT f.horizon, f.open, f.activations, least(f.due_floor, r.due_floor), f.more
-            INTO r.news_from, r.news_open, r.activations, r.due_floor, v_fold
+            INTO r.news_from, r.news_open, r.activations, r.due_floor, r.has_news
             FROM scheduler_fold(v_queue, false, r.turn, r.vtime, v_now, v_news,
                 CASE WHEN r.max_concurrency IS NOT NULL THEN r.counted_from END, r.news_from,
                 r.news_open, r.activations) f;
             v_written := false;
-        ELSE
-            v_fold := false;
         END IF;
         -- Signals come in faster than they are folded, or, now and then, to find what no signal told of.
-        IF v_fold OR r.turn % 64 = 32 THEN
+        IF r.has_news OR r.turn % 1024 = 32 THEN
             SELECT w.swept, w.activations, least(w.due_floor, r.due_floor) INTO r.swept, r.activations, r.due_floor
             FROM scheduler_sweep(v_queue, r.turn, r.vtime, v_now, v_news, r.swept, r.activations) w;
             v_written := false;
@@ -167,6 +182,110 @@ BEGIN
 
         v_want := least(v_want, r.max_concurrency - r.running);
         EXIT WHEN v_want <= 0 OR r.paused_until > v_now;
+        -- A batch that gives its lanes much at once gains nothing from a plan.
+        IF r.ahead >= r.plan_at AND r.ahead >= 4 * v_want AND (r.plan_tag, r.plan_since) <= (r.vtime, r.vsince) THEN
+            SELECT p.last_tag, p.last_since INTO r.plan_tag, r.plan_since
+            FROM scheduler_plan(v_queue, r.vtime, r.vsince, v_now, r.ahead) p;
+            v_written := false;
+            IF r.plan_tag IS NULL THEN
+                r.plan_tag := -1;
+                r.plan_since := -1;
+                r.ahead := least(r.ahead, 2048);
+                r.plan_at := 2 * r.ahead;
+            END IF;
+        END IF;
+        v_bound_tag := 9223372036854775807;
+        v_bound_since := 9223372036854775807;
+        IF (r.plan_tag, r.plan_since) > (r.vtime, r.vsince) THEN
+            -- What is planned, up to the lane with the lowest tag: that of a channel that came since, or whose planned
+            -- messages have been served. This serves nothing where one of the messages is not as it was.
+            SELECT l.tag, l.since INTO v_lane_tag, v_lane_since
+            FROM lane l
+            WHERE l.queue = v_queue AND l.due = 0 AND (l.tag, l.since) > (r.vtime, r.vsince)
+            ORDER BY l.tag, l.since LIMIT 1;
+            RETURN QUERY
+            WITH next AS MATERIALIZED (
+                SELECT e.row, e.id, e.tag, e.since
+                FROM (
+                    SELECT p.* FROM plan p
+                    WHERE p.queue = v_queue AND (p.last_tag, p.last_since) > (r.vtime, r.vsince)
+                    ORDER BY p.last_tag, p.last_since
+                    LIMIT 1 + (v_want + 15) / 32) p
+                CROSS JOIN LATERAL unnest(p.rows, p.ids, p.tags, p.sinces) AS e (row, id, tag, since)
+                WHERE (e.tag, e.since) > (r.vtime, r.vsince)
+                    AND (v_lane_tag IS NULL OR (e.tag, e.since) < (v_lane_tag, v_lane_since))
+                ORDER BY e.tag, e.since
+                LIMIT v_want
+            ), held AS MATERIALIZED (
+                SELECT m.ctid AS row
+                FROM next n
+                JOIN message m ON m.ctid = n.row
+                WHERE m.id = n.id AND m.leased_until IS NULL AND m.dequeue_at <= v_now
+                FOR NO KEY UPDATE OF m SKIP LOCKED
+            ), served AS MATERIALIZED (
+                SELECT count(*)::integer AS messages, max(n.tag) AS vtime,
+                    count(*) = (SELECT count(*) FROM held) AND count(*) > 0 AS is_good
+                FROM next n
+            ), leased AS (
+                UPDATE message m
+                SET attempt = least(m.attempt, 2147483646) + 1, leased_until = v_until, leased_at = v_clock,
+                    first_leased_at = coalesce(m.first_leased_at, v_clock), worker = v_worker,
+                    counted = CASE WHEN r.max_concurrency IS NOT NULL THEN r.turn END
+                FROM next n
+                WHERE m.ctid = n.row AND (SELECT s.is_good FROM served s)
+                RETURNING m.id, m.channel, m.attempt, m.payload, m.body, m.state, m.error, m.dequeue_at, m.cost,
+                    m.created_at, m.leased_until, m.key, m.forgiven, m.first_leased_at, n.tag, n.since
+            ), turned AS (
+                UPDATE rotation t
+                SET turn = t.turn + 1, vtime = s.vtime,
+                    vsince = (SELECT max(n.since) FROM next n WHERE n.tag = s.vtime),
+                    activations = r.activations, news_from = r.news_from, news_open = r.news_open,
+                    urgent_from = r.urgent_from, urgent_open = r.urgent_open, due_floor = r.due_floor,
+                    lease_floor = least(r.lease_floor, v_until), idle_floor = r.idle_floor, swept = r.swept,
+                    max_concurrency = r.max_concurrency, paused_until = r.paused_until,
+                    running = CASE WHEN r.max_concurrency IS NULL THEN 0 ELSE r.running + s.messages END,
+                    counted_from = r.counted_from, clock = r.clock, maintain_at = r.maintain_at,
+                    plan_tag = r.plan_tag, plan_since = r.plan_since, ahead = least(r.ahead + s.messages, 4096),
+                    plan_at = r.plan_at
+                FROM served s
+                WHERE t.queue = v_queue AND t.turn = r.turn AND s.is_good
+            )
+            SELECT d.id, d.channel, d.attempt, d.payload, d.body, d.state, d.error, d.dequeue_at, d.cost,
+                d.created_at, d.leased_until, d.key, d.forgiven, d.first_leased_at
+            FROM leased d
+            ORDER BY d.tag, d.since;
+
+            GET DIAGNOSTICS v_got = ROW_COUNT;
+            IF v_got > 0 THEN
+                v_want := v_want - v_got;
+                v_turned := true;
+                EXIT WHEN v_want = 0;
+                CONTINUE;
+            END IF;
+            -- If the lane comes first, it and those after it are served up to the next message of the plan. Otherwise,
+            -- and where the two take turns all the time, the plan is of no more use.
+            v_stretches := v_stretches + 1;
+            SELECT e.tag, e.since INTO v_bound_tag, v_bound_since
+            FROM (
+                SELECT p.* FROM plan p
+                WHERE p.queue = v_queue AND (p.last_tag, p.last_since) > (r.vtime, r.vsince)
+                ORDER BY p.last_tag, p.last_since LIMIT 1) p
+            CROSS JOIN LATERAL unnest(p.tags, p.sinces) AS e (tag, since)
+            WHERE (e.tag, e.since) > (r.vtime, r.vsince)
+            ORDER BY e.tag, e.since LIMIT 1;
+            IF NOT FOUND OR v_lane_tag IS NULL OR (v_bound_tag, v_bound_since) < (v_lane_tag, v_lane_since)
+                OR v_stretches > 4
+            THEN
+                PERFORM scheduler_unplan(v_queue);
+                v_bound_tag := 9223372036854775807;
+                v_bound_since := 9223372036854775807;
+                r.plan_tag := -1;
+                r.plan_since := -1;
+                r.ahead := 0;
+                r.plan_at := plan_after();
+                v_written := false;
+            END IF;
+        END IF;
         IF v_simple THEN
             -- The simple case, in half the time: the next messages are the first ones of as many lanes. They go in the
             -- order of the lanes, as long as no lane would come again before the last of them. Where that serves less
@@ -178,6 +297,7 @@ BEGIN
                     l.max_concurrency IS NOT NULL AS is_counted
                 FROM lane l
                 WHERE l.queue = v_queue AND l.due = 0 AND (l.tag, l.since) > (r.vtime, r.vsince)
+                    AND (l.tag, l.since) < (v_bound_tag, v_bound_since)
                 ORDER BY l.tag, l.since
                 LIMIT v_want
             ), seen AS (
@@ -218,7 +338,8 @@ BEGIN
                     counted = CASE WHEN f.is_counted OR r.max_concurrency IS NOT NULL THEN r.turn END
                 FROM first f
                 WHERE m.ctid = f.row AND f.taken AND (SELECT s.is_simple FROM served s)
-                RETURNING m.*, f.tag, f.since
+                RETURNING m.id, m.channel, m.attempt, m.payload, m.body, m.state, m.error, m.dequeue_at, m.cost,
+                    m.created_at, m.leased_until, m.key, m.forgiven, m.first_leased_at, f.tag, f.since
             ), moved AS (
                 UPDATE lane l
                 SET tag = CASE WHEN f.taken THEN f.next_tag ELSE l.tag END,
@@ -242,7 +363,9 @@ BEGIN
                     lease_floor = least(r.lease_floor, v_until), idle_floor = r.idle_floor, swept = r.swept,
                     max_concurrency = r.max_concurrency, paused_until = r.paused_until,
                     running = CASE WHEN r.max_concurrency IS NULL THEN 0 ELSE r.running + s.messages END,
-                    counted_from = r.counted_from, clock = r.clock, maintain_at = r.maintain_at
+                    counted_from = r.counted_from, clock = r.clock, maintain_at = r.maintain_at,
+                    plan_tag = r.plan_tag, plan_since = r.plan_since, ahead = least(r.ahead + s.messages, 4096),
+                    plan_at = r.plan_at
                 FROM served s
                 WHERE t.queue = v_queue AND t.turn = r.turn AND s.is_simple
             )
@@ -254,10 +377,9 @@ BEGIN
             GET DIAGNOSTICS v_got = ROW_COUNT;
             v_simple := v_got > 0;
             IF v_simple THEN
-                v_written := true;
                 v_want := v_want - v_got;
+                v_turned := true;
                 EXIT WHEN v_want = 0;
-                SELECT t.* INTO r FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
                 CONTINUE;
             END IF;
         END IF;
@@ -265,7 +387,7 @@ BEGIN
             SELECT FROM lane l
             WHERE l.queue = v_queue AND l.due = 0 AND (l.tag, l.since) > (r.vtime, r.vsince) LIMIT 1)
         THEN
-            EXIT WHEN NOT (v_fold OR v_urgent OR v_reclaim OR r.due_floor <= v_now);
+            EXIT WHEN NOT (r.has_news OR r.has_urgent OR v_reclaim OR r.due_floor <= v_now);
             v_news := least(v_news * 4, 20000);
             CONTINUE;
         END IF;
@@ -279,6 +401,7 @@ BEGIN
                 lane_room(v_now, l.max_concurrency, l.running, l.release_interval, l.burst, l.released_at) AS room
             FROM lane l
             WHERE l.queue = v_queue AND l.due = 0 AND (l.tag, l.since) > (r.vtime, r.vsince)
+                AND (l.tag, l.since) < (v_bound_tag, v_bound_since)
             ORDER BY l.tag, l.since
             LIMIT v_lanes
         -- How many messages each may get, if all cost 1: those that start before the tag at which v_demand messages
@@ -321,7 +444,8 @@ BEGIN
             FROM placed p
         ), marked AS MATERIALIZED (
             SELECT h.*, h.ripe AND h.place <= least(v_want, h.horizon)
-                AND (NOT h.cut OR (h.start, h.since) <= (h.last_tag, h.last_since)) AS taken
+                AND (NOT h.cut OR (h.start, h.since) <= (h.last_tag, h.last_since))
+                AND (h.start, h.since) < (v_bound_tag, v_bound_since) AS taken
             FROM horizon h
         ), held AS MATERIALIZED (
             SELECT m.ctid AS row, k.place, k.is_counted
@@ -336,7 +460,8 @@ BEGIN
                 counted = CASE WHEN h.is_counted OR r.max_concurrency IS NOT NULL THEN r.turn END
             FROM held h
             WHERE m.ctid = h.row
-            RETURNING m.*, h.place
+            RETURNING m.id, m.channel, m.attempt, m.payload, m.body, m.state, m.error, m.dequeue_at, m.cost,
+                m.created_at, m.leased_until, m.key, m.forgiven, m.first_leased_at, h.place
         -- A message that was passed over, because somebody else held or just changed it, is news for the next turn. Its
         -- room goes to the next one, in the next round; in the last rounds it is kept until the next turn, so that many
         -- of them at the head of a channel with little room don't make one turn long.
@@ -392,7 +517,9 @@ BEGIN
                 running = CASE WHEN r.max_concurrency IS NULL THEN 0
                     ELSE r.running + (SELECT count(*) FROM leased)::integer
                         + (SELECT count(*) FROM passed p WHERE p.is_counted)::integer END,
-                counted_from = r.counted_from, clock = r.clock, maintain_at = r.maintain_at
+                counted_from = r.counted_from, clock = r.clock, maintain_at = r.maintain_at,
+                plan_tag = r.plan_tag, plan_since = r.plan_since,
+                ahead = least(r.ahead + (SELECT count(*) FROM leased), 4096), plan_at = r.plan_at
             WHERE t.queue = v_queue AND t.turn = r.turn
         )
         SELECT d.id, d.channel, d.attempt, d.payload, d.body, d.state, d.error, d.dequeue_at, d.cost, d.created_at,
@@ -401,22 +528,27 @@ BEGIN
         ORDER BY d.place;
 
         GET DIAGNOSTICS v_got = ROW_COUNT;
-        v_written := true;
         v_want := v_want - v_got;
+        v_turned := true;
         EXIT WHEN v_want = 0;
         -- Short because of the horizon, because lanes turned out to be empty, or because no more is eligible.
         v_demand := least(v_demand * 4, 100000);
         v_lanes := least(v_lanes * 4, 10000);
-        SELECT t.* INTO r FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
     END LOOP;
 
-    IF NOT v_written THEN
+    IF v_want > 0 AND r.ahead > 0 THEN
+        r.ahead := 0;
+        r.plan_at := plan_after();
+        v_written := false;
+    END IF;
+    IF NOT (v_written OR v_turned) THEN
         UPDATE rotation t
         SET turn = t.turn + 1, vtime = r.vtime, activations = r.activations, news_from = r.news_from,
             news_open = r.news_open, urgent_from = r.urgent_from, urgent_open = r.urgent_open,
             lease_floor = r.lease_floor, due_floor = r.due_floor, idle_floor = r.idle_floor, swept = r.swept,
             max_concurrency = r.max_concurrency, paused_until = r.paused_until, running = r.running,
-            counted_from = r.counted_from, clock = r.clock, maintain_at = r.maintain_at
+            counted_from = r.counted_from, clock = r.clock, maintain_at = r.maintain_at, plan_tag = r.plan_tag,
+            plan_since = r.plan_since, ahead = r.ahead, plan_at = r.plan_at
         WHERE t.queue = v_queue AND t.turn = r.turn;
     END IF;
 END

@@ -43,7 +43,7 @@ BEGIN
             g.created_at, g.first_leased_at, g.leased_at
         FROM gone g
         WHERE v_outcome = 'dropped'
-            OR coalesce((SELECT q.history_days FROM queue q WHERE q.name = g.queue), 30) > 0
+            OR g.queue <> ALL (ARRAY(SELECT q.name FROM queue q WHERE q.history_days = 0))
     )
     SELECT array_agg(g.id) INTO v_gone FROM gone g;
 

@@ -36,6 +36,11 @@ BEGIN
         CROSS JOIN LATERAL (
             SELECT greatest(v_now, (SELECT max(r.clock) FROM rotations r WHERE r.queue = l.queue)) AS at) t
         WHERE v_queue IS NULL OR l.queue = v_queue
+    ), planned AS MATERIALIZED (
+        SELECT p.queue, e.*
+        FROM plan p JOIN rotations r ON r.queue = p.queue
+        CROSS JOIN LATERAL unnest(p.ids, p.tags, p.sinces, p.channels) AS e (id, tag, since, channel)
+        WHERE (e.tag, e.since) > (r.vtime, r.vsince)
     ), leases AS MATERIALIZED (
         SELECT m.id, m.queue, m.channel, m.leased_until, m.attempt, m.counted
         FROM message m WHERE m.leased_until IS NOT NULL AND (v_queue IS NULL OR m.queue = v_queue)
@@ -59,9 +64,22 @@ BEGIN
     WHERE NOT EXISTS (
             SELECT FROM lanes l WHERE l.queue = w.queue AND l.channel = w.channel AND l.due IS NOT NULL
                 AND (l.head_at, l.head_id) <= (w.dequeue_at, w.id))
+        AND NOT EXISTS (SELECT FROM planned p WHERE p.queue = w.queue AND p.id = w.id)
         AND NOT EXISTS (
             SELECT FROM signals s WHERE s.queue = w.queue
                 AND (s.channel IS NULL OR (s.channel = w.channel AND (s.dequeue_at, s.message_id) <= (w.dequeue_at, w.id))))
+    UNION ALL
+    SELECT p.queue, p.channel, 'a planned message that its lane is not behind', format('(%s, %s)', p.tag, p.since),
+        (SELECT format('(%s, %s)', l.tag, l.since) FROM lanes l WHERE l.queue = p.queue AND l.channel = p.channel LIMIT 1)
+    FROM planned p
+    WHERE NOT EXISTS (
+        SELECT FROM lanes l WHERE l.queue = p.queue AND l.channel = p.channel AND l.since = p.since
+            AND l.tag > p.tag AND l.planned >= p.tag AND l.due IS NOT NULL)
+    UNION ALL
+    SELECT p.queue, p.channel, 'a planned message beyond the end of the plan',
+        format('at most (%s, %s)', r.plan_tag, r.plan_since), format('(%s, %s)', p.tag, p.since)
+    FROM planned p JOIN rotations r ON r.queue = p.queue
+    WHERE (p.tag, p.since) > (r.plan_tag, r.plan_since)
     UNION ALL
     SELECT s.queue, s.channel, 'a signal that no dequeue will read',
         format('from %s on, or one of %s', CASE WHEN s.urgent THEN r.urgent_from ELSE r.news_from END,
@@ -89,7 +107,8 @@ BEGIN
         AND NOT EXISTS (SELECT FROM lanes l WHERE l.queue = e.queue AND l.channel = e.channel)
         AND NOT EXISTS (SELECT FROM news n
             WHERE n.queue = e.queue AND n.policy AND coalesce(n.channel, e.channel) = e.channel)
-    GROUP BY e.queue, e.channel    UNION ALL
+    GROUP BY e.queue, e.channel
+    UNION ALL
     SELECT r.queue, NULL, 'leases that count toward max_concurrency', n.leases::text, r.running::text
     FROM rotations r CROSS JOIN LATERAL (
         SELECT (SELECT count(*) FROM leases e WHERE e.queue = r.queue AND e.counted >= r.counted_from)

@@ -29,7 +29,7 @@ BEGIN
     IF NOT FOUND THEN
         INSERT INTO rotation AS t
         SELECT v_queue, 0, coalesce(min(l.tag) FILTER (WHERE l.due = 0), max(l.tag), 0), 0, 0, '0', '{}', '0', '{}',
-            'infinity', 9223372036854775807, -1, '', NULL, NULL, 0, 0, v_now, 0
+            'infinity', 9223372036854775807, -1, '', NULL, NULL, 0, 0, v_now, 0, -1, -1, 0, plan_after()
         FROM lane l WHERE l.queue = v_queue
         RETURNING t.* INTO r;
     END IF;
@@ -50,7 +50,8 @@ BEGIN
     UPDATE rotation t
     SET turn = r.turn + 1, activations = r.activations, due_floor = r.due_floor, lease_floor = r.lease_floor,
         max_concurrency = r.max_concurrency, paused_until = r.paused_until, running = r.running,
-        counted_from = r.turn, clock = v_now, idle_floor = -1, swept = '',
+        counted_from = r.turn, clock = v_now, idle_floor = -1, swept = '', plan_tag = -1, plan_since = -1, ahead = 0,
+        plan_at = plan_after(),
         -- All signals are to be read again, whatever they say.
         news_from = '0', news_open = '{}', urgent_from = '0', urgent_open = '{}'
     WHERE t.queue = v_queue;

@@ -29,6 +29,19 @@ DECLARE
     v_vtime CONSTANT bigint := $3;
     v_activations CONSTANT bigint := $11;
 BEGIN
+    -- Before what is planned of a channel: then the plan is no longer the order.
+    IF EXISTS (SELECT FROM plan p WHERE p.queue = v_queue AND p.last_tag >= v_vtime LIMIT 1)
+        AND EXISTS (
+            SELECT FROM unnest(channels, ats, ids) AS n (channel, at, id)
+            CROSS JOIN LATERAL (
+                SELECT l.* FROM lane l
+                WHERE l.queue = v_queue AND l.channel = n.channel
+                ORDER BY l.tag DESC LIMIT 1) l
+            WHERE l.planned >= v_vtime AND (n.at, n.id) < (l.head_at, l.head_id))
+    THEN
+        PERFORM scheduler_unplan(v_queue);
+    END IF;
+
     WITH known AS (
         SELECT n.channel, n.at, n.id, n.ended, n.running AS counted,
             l.row, l.due, l.tag, l.since, l.head_at, l.head_id, l.running, l.counted_from, l.released_at,
@@ -84,10 +97,10 @@ BEGIN
         WHERE l.ctid = w.row
     ), born AS (
         INSERT INTO lane (queue, channel, due, tag, since, head_at, head_id, weight, max_concurrency, release_interval,
-            burst, paused_until, running, counted_from, released_at)
+            burst, paused_until, running, counted_from, released_at, planned)
         SELECT v_queue, w.channel, w.new_due, v_vtime, CASE WHEN w.becomes_ready THEN v_activations + w.nth ELSE 0 END,
             coalesce(w.new_at, 0), w.new_id, w.weight, w.max_concurrency, w.release_interval, w.burst, w.paused_until,
-            w.new_running, CASE WHEN w.counted IS NULL THEN 0 ELSE v_turn END, 0
+            w.new_running, CASE WHEN w.counted IS NULL THEN 0 ELSE v_turn END, 0, -1
         FROM wanted w
         WHERE w.row IS NULL
     )

@@ -105,6 +105,7 @@ BEGIN
         UNION
         SELECT x FROM unnest(v_open) AS x WHERE v_late = max_signals);
     IF true = ANY (v_changed) THEN
+        PERFORM scheduler_unplan(v_queue);
         SELECT r.running INTO v_running
         FROM scheduler_recount(v_queue, v_turn, v_channels, v_changed, false, v_counted_from) r;
     END IF;

@@ -25,6 +25,7 @@ DECLARE
     v_ids bigint[];
     v_running integer[];
 BEGIN
+    PERFORM scheduler_unplan(v_queue);
     SELECT q.max_concurrency, paused_until(q.paused, q.resume_at) INTO max_concurrency, paused_until
     FROM queue q WHERE q.name = v_queue;
 

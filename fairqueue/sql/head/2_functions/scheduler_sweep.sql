@@ -38,10 +38,15 @@ BEGIN
     ), step AS (
         SELECT * FROM walk LIMIT max_channels
     )
-    SELECT array_agg(s.channel), array_agg(s.dequeue_at), array_agg(s.id),
-        CASE WHEN count(*) = max_channels THEN max(s.channel) ELSE '' END
+    -- What is planned stands before its lane, as it should.
+    SELECT array_agg(s.channel) FILTER (WHERE s.is_free), array_agg(s.dequeue_at) FILTER (WHERE s.is_free),
+        array_agg(s.id) FILTER (WHERE s.is_free), CASE WHEN count(*) = max_channels THEN max(s.channel) ELSE '' END
     INTO v_channels, v_ats, v_ids, swept
-    FROM step s;
+    FROM (
+        SELECT s.*, coalesce((
+            SELECT l.planned FROM lane l WHERE l.queue = v_queue AND l.channel = s.channel
+            ORDER BY l.tag DESC LIMIT 1), -1) < vtime AS is_free
+        FROM step s) s;
 
     SELECT a.activations, a.due_floor INTO activations, due_floor
     FROM scheduler_activate(v_queue, turn, vtime, now_ms, v_channels, v_ats, v_ids, NULL, NULL, false, v_activations) a;

@@ -1,0 +1,92 @@
+-- Schedules up to max_messages messages of a queue ahead: finds their order and writes it to plan.
+--
+-- Called by message_dequeue, within the turn, where much is waiting and there is no plan: probing a channel and writing
+-- its lane, which is most of what fairness costs, is then done once for several of its messages. Planned is only what
+-- needs no second look when its time comes: messages of lanes without limits, and of each all but the last one that is
+-- ready, so that the lane stays active. Nothing is planned where a lane would come up less than twice on average.
+-- Locks: the lanes that it changes.
+--
+-- Returns tag and activation of the last message planned; null where nothing was.
+CREATE FUNCTION scheduler_plan(
+    queue text, vtime bigint, vsince bigint, now_ms bigint, max_messages integer,
+    OUT last_tag bigint, OUT last_since bigint
+)
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan
+SET jit = off
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_queue CONSTANT text := $1;
+BEGIN
+    WITH competing AS MATERIALIZED (
+        SELECT l.ctid AS lane, l.channel, l.tag, l.since, l.weight, l.head_at, l.head_id,
+            lane_step(1, l.weight)::double precision AS step,
+            l.max_concurrency IS NULL AND l.release_interval = 0 AS is_free
+        FROM lane l
+        WHERE l.queue = v_queue AND l.due = 0 AND (l.tag, l.since) > (vtime, vsince)
+        ORDER BY l.tag, l.since
+        LIMIT max_messages / 2 + 1
+    -- How many messages each may get, if all cost 1: as in message_dequeue.
+    ), levels AS (
+        SELECT c.*, (max_messages - count(*) OVER w + sum((c.tag - vtime) / c.step) OVER w)
+            / sum(1 / c.step) OVER w AS level
+        FROM competing c
+        WHERE (SELECT count(*) <= max_messages / 2 AND bool_and(k.is_free) FROM competing k)
+        WINDOW w AS (ORDER BY c.tag, c.since ROWS UNBOUNDED PRECEDING)
+    ), shares AS (
+        SELECT c.*, greatest(1, least(max_messages,
+            floor((min(c.level) OVER () - (c.tag - vtime)) / c.step + 0.000001) + 1))::integer AS share
+        FROM levels c
+    ), candidates AS MATERIALIZED (
+        SELECT s.lane, s.channel, s.since, s.share, m.row, m.id, m.step, row_number() OVER w AS nth,
+            s.tag + (sum(m.step) OVER w - m.step)::bigint AS start,
+            lead(m.dequeue_at) OVER w AS next_at, lead(m.id) OVER w AS next_id
+        FROM shares s
+        CROSS JOIN LATERAL (
+            SELECT m.ctid AS row, m.id, m.dequeue_at, lane_step(m.cost, s.weight) AS step
+            FROM message m
+            WHERE m.queue = v_queue AND m.channel = s.channel AND m.leased_until IS NULL
+                AND (m.dequeue_at, m.id) >= (s.head_at, s.head_id)
+            ORDER BY m.dequeue_at, m.id
+            LIMIT s.share + 1) m
+        WINDOW w AS (PARTITION BY s.since ORDER BY m.dequeue_at, m.id)
+    -- Up to where a lane may have more than was looked at.
+    ), planned AS MATERIALIZED (
+        SELECT c.*, row_number() OVER (ORDER BY c.start, c.since) AS place
+        FROM candidates c
+        WHERE c.next_at <= now_ms
+            AND c.start < coalesce((SELECT min(k.start) FROM candidates k WHERE k.nth > k.share), 9223372036854775807)
+        ORDER BY c.start, c.since
+        LIMIT max_messages
+    ), moves AS MATERIALIZED (
+        SELECT p.lane, sum(p.step)::bigint AS spent, max(p.start) AS last_tag, max(p.next_at) AS head_at,
+            (array_agg(p.next_id ORDER BY p.nth DESC))[1] AS head_id
+        FROM planned p
+        GROUP BY p.lane
+    ), written AS (
+        INSERT INTO plan (queue, last_tag, last_since, rows, ids, tags, sinces, channels)
+        SELECT v_queue, max(p.start), (array_agg(p.since ORDER BY p.place DESC))[1],
+            array_agg(p.row ORDER BY p.place), array_agg(p.id ORDER BY p.place), array_agg(p.start ORDER BY p.place),
+            array_agg(p.since ORDER BY p.place), array_agg(p.channel ORDER BY p.place)
+        FROM planned p
+        WHERE (SELECT count(*) FROM planned) >= 2 * (SELECT count(*) FROM moves)
+        -- Small enough that reading one costs little where a single message is wanted.
+        GROUP BY (p.place - 1) / 32
+        RETURNING last_tag, last_since
+    ), last AS MATERIALIZED (
+        SELECT w.last_tag, w.last_since FROM written w ORDER BY w.last_tag DESC, w.last_since DESC LIMIT 1
+    ), moved AS (
+        UPDATE lane l
+        SET tag = l.tag + v.spent, head_at = v.head_at, head_id = v.head_id, planned = v.last_tag
+        FROM moves v
+        WHERE l.ctid = v.lane AND EXISTS (SELECT FROM last)
+    )
+    SELECT l.last_tag, l.last_since INTO last_tag, last_since FROM last l;
+END
+$$;

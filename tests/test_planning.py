@@ -1,0 +1,409 @@
+"""Where much is waiting it is scheduled ahead: every order is, to the message, what it is without a plan."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+
+import psycopg
+import pytest
+from sqlalchemy import Engine, text
+from sqlalchemy.orm import Session
+
+import fairqueue as fq
+from tests.acts import expire, lease_of, move_clock, plan_ahead, put, sql, truncate
+from tests.fixtures.connections import Raw
+from tests.invariants import check_invariants
+from tests.limiting import NOW
+from tests.reference import BLOCKED, Entry, Policy
+from tests.twins import EARLY, HOUR, Twins, planned
+
+
+@pytest.fixture
+def twins(session: Session, clock_that_stands: None) -> Twins:
+    """Six channels; what e and f have is just due, and d has one for later. 4 were served, and there is a plan."""
+    twins = Twins(session, {"b": Policy(weight=2)})
+    for channel in "abcdef":
+        twins.put(channel, [1, 2, 0.5] * (2 if channel == "d" else 5), NOW if channel in "ef" else EARLY)
+    twins.put("d", at=NOW + HOUR)
+    twins.serve(3)
+    twins.plan()
+    assert len(planned(session)) > 30
+    assert {channel for channel, _ in planned(session)} == set("abcdef")
+    return twins
+
+
+# Where plans are made by themselves
+
+
+WEIGHTS = {f"c{number}": Policy(weight=[1, 1, 2, 3, 0.5][number % 5]) for number in range(20)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("running", [None, 250], ids=["", "max_concurrency"])
+@pytest.mark.parametrize("limit", [1, 7, 100])
+def test_the_order_is_that_of_single_dequeues(
+    session: Session, clock_that_stands: None, limit: int, running: int | None
+) -> None:
+    """Of some thousand messages in 20 channels, with weights and costs; with a limit on what runs, this holds too."""
+    twins = Twins(session, WEIGHTS)
+    if running:
+        session.add(fq.Queue("default", max_concurrency=running))
+        session.commit()
+        twins.reference.max_concurrency = running
+    for number, channel in enumerate(WEIGHTS):
+        costs = [[1, 1, 0.1, 7, 1][(number + place) % 5] for place in range(60 if limit < 100 else 150)]
+        twins.put(channel, costs)
+    plans: set[int] = set()
+    for turn in count():
+        served = twins.serve(limit)
+        if turn % 10 == 0 or limit > 1:
+            check_invariants(session.connection())
+            plans.update(id_ for _, id_ in planned(session)[-1:])
+        if not twins.left:
+            break
+        if running and len(served) < limit:
+            assert len(twins.leases) == running
+            twins.end(list(twins.leases)[: running - limit])
+    assert len(plans) > 1
+
+
+def test_a_lane_is_written_once_for_several_messages(session: Session) -> None:
+    for number in range(20):
+        put(session, f"c{number}", 40)
+    lease_of(session, 1)
+    plan_ahead(session, 600)
+    writes = text("SELECT n_tup_upd FROM pg_stat_xact_user_tables WHERE schemaname = 'fairqueue' AND relname = 'lane'")
+    # Of this transaction alone, as it hasn't ended.
+    before = session.scalar(writes)
+    assert before is not None
+    for _ in range(500):
+        assert len(session.scalars(fq.dequeue()).all()) == 1
+    after = session.scalar(writes)
+    assert after is not None
+    assert after - before < 100
+
+
+# What happens while there is a plan
+
+
+def a_more_urgent_message(twins: Twins) -> None:
+    twins.put("c", at=EARLY - 1)
+
+
+def edit(twins: Twins, id_: int, channel: str | None = None, **changes: float) -> None:
+    """A user's UPDATE of a message that is ready."""
+    name, entry = twins.left[id_]
+    for column, value in {"channel": channel, **changes}.items():
+        if value is not None:
+            sql(twins.session, f"UPDATE fairqueue.message SET {column} = :value WHERE id = :id", value=value, id=id_)
+    twins.remove([id_])
+    entry = Entry(int(changes.get("dequeue_at", entry.at)), id_, changes.get("cost", entry.cost))
+    twins.left[id_] = channel or name, entry
+    twins.reference.enqueue(channel or name, [entry])
+
+
+def one_is_put_first(twins: Twins) -> None:
+    edit(twins, [id_ for channel, id_ in planned(twins.session) if channel == "e"][-1], dequeue_at=NOW - 5)
+
+
+def one_is_put_off(twins: Twins) -> None:
+    edit(twins, planned(twins.session)[9][1], dequeue_at=NOW + HOUR)
+
+
+def one_goes_to_another_channel(twins: Twins) -> None:
+    edit(twins, planned(twins.session)[9][1], channel="a")
+
+
+def one_becomes_costly(twins: Twins) -> None:
+    edit(twins, planned(twins.session)[9][1], cost=50)
+
+
+def one_is_cancelled(twins: Twins) -> None:
+    twins.cancel([planned(twins.session)[9][1]])
+
+
+def all_of_a_channel_are_cancelled(twins: Twins) -> None:
+    twins.cancel([id_ for channel, id_ in planned(twins.session) if channel == "c"])
+
+
+def all_that_is_planned_is_cancelled(twins: Twins) -> None:
+    twins.cancel([id_ for _, id_ in planned(twins.session)])
+
+
+def half_of_all_are_deleted(twins: Twins) -> None:
+    sql(twins.session, "DELETE FROM fairqueue.message WHERE id % 2 = 0 AND leased_until IS NULL")
+    twins.remove([id_ for id_ in twins.left if id_ % 2 == 0])
+
+
+def all_are_truncated(twins: Twins, meanwhile: int = 0) -> None:
+    """Others with the same ids, in the same places of the table, belong to other channels."""
+    sql(twins.session, "TRUNCATE fairqueue.message RESTART IDENTITY")
+    twins.remove(list(twins.left))
+    twins.leases.clear()
+    for channel in twins.reference.channels.values():
+        channel.running.clear()
+    twins.reference.changed = True
+    for _ in range(meanwhile):
+        assert twins.serve(1) == []
+    for name in "fedcba":
+        twins.put(name, [1] * 15)
+
+
+def nothing_is_left_for_a_while(twins: Twins) -> None:
+    all_are_truncated(twins, meanwhile=2)
+
+
+def the_table_is_rewritten(twins: Twins) -> None:
+    """So that its rows are in other places."""
+    twins.session.execute(text("DELETE FROM fairqueue.message WHERE id = 50"))
+    twins.session.commit()
+    twins.remove([50])
+    connection = twins.session.connection(execution_options={"isolation_level": "AUTOCOMMIT"})
+    connection.execute(text("VACUUM FULL fairqueue.message"))
+    twins.session.close()
+
+
+def a_weight_changes(twins: Twins) -> None:
+    twins.policy("c", Policy(weight=3))
+
+
+def a_channel_is_paused(twins: Twins) -> None:
+    twins.policy("c", Policy(paused_until=BLOCKED))
+
+
+def a_channel_may_run_one(twins: Twins) -> None:
+    twins.policy("c", Policy(max_concurrency=1))
+
+
+def a_channel_may_run_three(twins: Twins) -> None:
+    twins.policy("c", Policy(max_concurrency=3))
+
+
+def a_channel_gets_a_rate(twins: Twins) -> None:
+    twins.policy("c", Policy(interval=HOUR))
+
+
+def a_channel_that_was_served_by_plan_gets_a_rate(twins: Twins) -> None:
+    """Its next release counts from its last message, at whatever time the plan was made."""
+    twins.now += 2 * HOUR
+    move_clock(twins.session, twins.now)
+    while twins.serve(1)[0][0] != "c":
+        pass
+    twins.policy("c", Policy(interval=HOUR))
+
+
+def the_queue_is_paused(twins: Twins, until: int | None = BLOCKED) -> None:
+    sql(twins.session, "SELECT fairqueue.queue_set('default', paused => :on)", on=until is not None)
+    twins.reference.paused_until = until
+    twins.reference.changed = True
+
+
+def the_queue_is_paused_and_resumed(twins: Twins) -> None:
+    the_queue_is_paused(twins)
+    assert twins.serve(5) == []
+    the_queue_is_paused(twins, None)
+
+
+def the_queue_gets_a_limit(twins: Twins) -> None:
+    sql(twins.session, "SELECT fairqueue.queue_set('default', max_concurrency => 1000)")
+    twins.reference.max_concurrency = 1000
+    twins.reference.changed = True
+
+
+def a_lease_runs_out(twins: Twins) -> None:
+    """Of the message served last: it comes back to its old place, before those of its channel that are planned."""
+    id_ = max(twins.leases)
+    lease = twins.leases.pop(id_)
+    expire(twins.session, [id_])
+    urgent = twins.reference.end(lease.channel, id_)
+    entry = Entry(lease.dequeue_at, id_, lease.cost)
+    twins.reference.enqueue(lease.channel, [entry], urgent=urgent)
+    twins.left[id_] = lease.channel, entry
+
+
+def the_clock_goes_back(twins: Twins, by: int = HOUR) -> None:
+    """What e and f have is no longer due."""
+    twins.now -= by
+    move_clock(twins.session, twins.now)
+
+
+def the_clock_goes_back_a_little(twins: Twins) -> None:
+    the_clock_goes_back(twins, 10)
+
+
+def the_queue_is_repaired(twins: Twins) -> None:
+    sql(twins.session, "SELECT fairqueue.queue_repair()")
+    twins.reference.rebuild(twins.now)
+
+
+def tags_become_large(twins: Twins) -> None:
+    """So that they start again from zero, when all that was planned of some channels has been served."""
+    while {channel for channel, _ in planned(twins.session)} == set("abcdef"):
+        twins.serve(1)
+    large = 2_000_000_000_000_000_000
+    tags = "ARRAY(SELECT t.tag + :n FROM unnest(tags) WITH ORDINALITY AS t (tag, place) ORDER BY t.place)"
+    for change in (
+        "lane SET tag = tag + :n, planned = planned + :n",
+        "rotation SET vtime = vtime + :n, plan_tag = plan_tag + :n, idle_floor = :n",
+        f"plan SET last_tag = last_tag + :n, tags = {tags}",
+    ):
+        sql(twins.session, f"UPDATE fairqueue.{change}", n=large)
+    twins.serve(1)
+    kept = "SELECT count(*) FROM fairqueue.lane WHERE greatest(tag, planned) >= :n"
+    assert twins.session.scalar(text(kept), {"n": large}) == 0
+
+
+EVENTS: list[Callable[[Twins], None]] = [
+    a_more_urgent_message,
+    one_is_put_first,
+    one_is_put_off,
+    one_goes_to_another_channel,
+    one_becomes_costly,
+    one_is_cancelled,
+    all_of_a_channel_are_cancelled,
+    all_that_is_planned_is_cancelled,
+    half_of_all_are_deleted,
+    all_are_truncated,
+    nothing_is_left_for_a_while,
+    the_table_is_rewritten,
+    a_weight_changes,
+    a_channel_is_paused,
+    a_channel_may_run_one,
+    a_channel_may_run_three,
+    a_channel_gets_a_rate,
+    a_channel_that_was_served_by_plan_gets_a_rate,
+    the_queue_is_paused_and_resumed,
+    the_queue_gets_a_limit,
+    a_lease_runs_out,
+    the_clock_goes_back,
+    the_clock_goes_back_a_little,
+    the_queue_is_repaired,
+    tags_become_large,
+]
+
+
+@pytest.mark.parametrize("limit", [1, 7])
+@pytest.mark.parametrize("event", EVENTS)
+def test_a_plan_is_given_up_when_it_is_no_longer_right(
+    twins: Twins, event: Callable[[Twins], None], limit: int
+) -> None:
+    event(twins)
+    for _ in range(20 // limit):
+        twins.serve(limit)
+        assert fq.check(twins.session) == []
+        twins.session.commit()
+    twins.open()
+    twins.drain(limit)
+
+
+@pytest.mark.parametrize("limit", [1, 7, 100])
+def test_a_new_channel_is_served_next(session: Session, clock_that_stands: None, limit: int) -> None:
+    """1,000 messages of one tenant come first and are scheduled ahead; the last of 19 others waits for 19."""
+    twins = Twins(session)
+    twins.put("noisy", [1] * 1000)
+    twins.serve(1)
+    twins.plan(600)
+    assert len(planned(session)) > 500
+    quiet = [f"quiet{number}" for number in range(19)]
+    for channel in quiet:
+        twins.put(channel, [1] * 10)
+    channels = [channel for _ in range(-(-20 // limit)) for channel, _ in twins.serve(limit)]
+    assert max(channels.index(channel) for channel in quiet) < 19
+    twins.drain(limit, 600)
+
+
+@pytest.mark.parametrize("policy", [Policy(max_concurrency=1), Policy(interval=20), Policy(paused_until=NOW + 30)])
+def test_a_channel_with_limits_beside_planned_ones(session: Session, clock_that_stands: None, policy: Policy) -> None:
+    """Whenever it may be served, it is when its turn comes."""
+    twins = Twins(session)
+    for channel in "abc":
+        twins.put(channel, [1] * 60)
+    twins.put("limited", [1] * 20)
+    twins.policy("limited", policy._replace(paused_until=None))
+    twins.serve(1)
+    twins.policy("limited", policy)
+    plans = 0
+    while "a" in {channel for channel, _ in twins.left.values()}:
+        plan_ahead(session)
+        twins.serve(3)
+        plans += bool(planned(session))
+        check_invariants(session.connection())
+        twins.now += 1
+        move_clock(session, twins.now)
+        running = [id_ for id_, lease in twins.leases.items() if lease.channel == "limited"]
+        if running and twins.now % 5 == 0:
+            twins.end(running[:1])
+    assert plans > 5
+    twins.open()
+    twins.drain(3)
+
+
+# Others
+
+
+def orders(engine: Engine, session: Session, raw: psycopg.Connection) -> Iterator[list[int]]:
+    """What is served with a plan, and without one, while somebody else holds three messages, and when they are free."""
+    for ahead in (64, 0):
+        truncate(engine)
+        for channel in "abcdef":
+            put(session, channel, 15)
+        order = [message.id for message in lease_of(session, 5)]
+        if ahead:
+            plan_ahead(session, ahead)
+        order += [message.id for message in lease_of(session)]
+        assert bool(planned(session)) == bool(ahead)
+        held = [18, 33, 63]
+        raw.execute("SELECT FROM fairqueue.message WHERE id = ANY (%s) FOR UPDATE", (held,))
+        for _ in range(30):
+            order += [message.id for message in lease_of(session, 2)]
+        assert not {*order} & {*held}
+        raw.rollback()
+        while batch := lease_of(session, 2):
+            order += [message.id for message in batch]
+            check_invariants(session.connection())
+            session.commit()
+        assert sorted(order) == list(range(1, 91))
+        yield order
+
+
+def test_a_message_that_somebody_holds_is_passed_over(
+    engine: Engine, session: Session, raw: Raw, database_url: str
+) -> None:
+    planned, unplanned = orders(engine, session, raw(database_url))
+    assert planned == unplanned
+
+
+def test_two_dequeue_at_the_same_time(twins: Twins, engine: Engine) -> None:
+    def work(limit: int) -> list[tuple[int, list[int]]]:
+        batches: list[tuple[int, list[int]]] = []
+        with Session(engine) as session:
+            while batch := session.scalars(fq.dequeue(limit=limit, lease=3600)).all():
+                turn = session.scalar(text("SELECT turn FROM fairqueue.rotation"))
+                assert turn is not None
+                batches.append((turn, [message.id for message in batch]))
+                session.commit()
+        return batches
+
+    with ThreadPoolExecutor(2) as threads:
+        batches = sorted(batch for batches in threads.map(work, (1, 3)) for batch in batches)
+    served = [id_ for _, ids in batches for id_ in ids]
+    assert served == [id_ for _, id_ in twins.reference.dequeue(len(twins.left), NOW, served)]
+    assert sorted(served) == [id_ for id_, (_, entry) in twins.left.items() if entry.at <= NOW]
+
+
+@pytest.mark.parametrize("savepoint", [True, False], ids=["savepoint", "transaction"])
+def test_a_dequeue_in_vain(twins: Twins, savepoint: bool) -> None:
+    """One that serves from a plan, and one that makes the next one."""
+    session = twins.session
+    for _ in range(2):
+        before = planned(session)
+        plan_ahead(session)
+        with session.begin_nested() if savepoint else session.begin() as transaction:
+            assert len(session.scalars(fq.dequeue(limit=3)).all()) == 3
+            transaction.rollback()
+        session.commit()
+        assert planned(session) == before
+        while planned(session):
+            twins.serve(1)
+    twins.open()
+    twins.drain(7)

@@ -1,0 +1,119 @@
+"""A queue and the reference side by side: whatever happens to one happens to the other."""
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+from sqlalchemy import text
+from sqlalchemy.orm import Session
+
+import fairqueue as fq
+from tests.acts import EPOCH, complete, lease_of, move_clock, plan_ahead
+from tests.limiting import LEASE, NOW
+from tests.reference import BLOCKED, Entry, Policy, Reference
+
+HOUR = 3_600_000
+EARLY = -1
+
+
+def planned(session: Session) -> list[tuple[str, int]]:
+    """What is scheduled ahead and hasn't been served: channel and id."""
+    rows = session.execute(
+        text("""
+            SELECT e.channel, e.id
+            FROM fairqueue.rotation r
+            JOIN fairqueue.plan p ON p.queue = r.queue
+            CROSS JOIN LATERAL unnest(p.ids, p.tags, p.sinces, p.channels) AS e (id, tag, since, channel)
+            WHERE (e.tag, e.since) > (r.vtime, r.vsince)
+            ORDER BY e.tag, e.since""")
+    ).all()
+    session.commit()
+    return [(row.channel, row.id) for row in rows]
+
+
+class Twins:
+    """A queue, and the reference, to which the same happens."""
+
+    def __init__(self, session: Session, policies: dict[str, Policy] | None = None) -> None:
+        self.session = session
+        self.reference = Reference(plans=True)
+        self.now = NOW
+        self.left: dict[int, tuple[str, Entry]] = {}
+        self.leases: dict[int, fq.LeasedMessage] = {}
+        for channel, policy in (policies or {}).items():
+            self.policy(channel, policy)
+
+    def put(self, channel: str, costs: Sequence[float] = (1,), at: int = EARLY) -> list[int]:
+        rows: list[fq.MessageRow] = [{"channel": channel, "dequeue_at": at, "cost": cost} for cost in costs]
+        ids = fq.enqueue_many(self.session, rows)
+        self.session.commit()
+        entries = [Entry(at, id_, cost) for id_, cost in zip(ids, costs, strict=True)]
+        self.reference.enqueue(channel, entries)
+        self.left.update((entry.id, (channel, entry)) for entry in entries)
+        return ids
+
+    def policy(self, channel: str, policy: Policy) -> None:
+        until = policy.paused_until
+        self.session.merge(
+            fq.Channel(
+                channel,
+                weight=policy.weight,
+                max_concurrency=policy.max_concurrency,
+                release_interval_ms=policy.interval or None,
+                paused=until is not None,
+                resume_at=None if until in (None, BLOCKED) else EPOCH + timedelta(milliseconds=until),
+            )
+        )
+        self.session.commit()
+        self.reference.set_policy(channel, policy)
+
+    def remove(self, ids: Sequence[int]) -> list[tuple[str, Entry]]:
+        """From the reference; the queue was told already."""
+        removed = [self.left.pop(id_) for id_ in ids]
+        for channel, entry in removed:
+            self.reference.remove(channel, [entry.id])
+        return removed
+
+    def cancel(self, ids: Sequence[int]) -> None:
+        assert [row.result for row in self.session.execute(fq.cancel(ids))] == ["cancelled"] * len(ids)
+        self.session.commit()
+        self.remove(ids)
+
+    def end(self, ids: Sequence[int]) -> None:
+        """These leases are completed."""
+        leases = [self.leases.pop(id_) for id_ in ids]
+        assert complete(self.session, leases) == ["completed"] * len(ids)
+        for lease in leases:
+            self.reference.end(lease.channel, lease.id)
+
+    def serve(self, limit: int) -> list[tuple[str, int]]:
+        """One dequeue, which is what the reference says."""
+        batch = lease_of(self.session, limit, LEASE)
+        served = [(message.channel, message.id) for message in batch]
+        expected = self.reference.dequeue(limit, self.now, [id_ for _, id_ in served])
+        assert served == expected, f"{served}, not {expected}"
+        for message in batch:
+            self.leases[message.id] = message
+            del self.left[message.id]
+        return served
+
+    def plan(self, ahead: int = 64) -> None:
+        """Some of it is scheduled ahead, and the first message of that has been served."""
+        plan_ahead(self.session, ahead)
+        self.serve(1)
+
+    def drain(self, limit: int, ahead: int = 64) -> None:
+        """All the rest, with one plan after the other."""
+        while True:
+            plan_ahead(self.session, ahead)
+            if not self.serve(limit):
+                break
+        assert self.left == {}
+        assert fq.check(self.session) == []
+        self.session.commit()
+
+    def open(self) -> None:
+        """Everything is due, and there are no limits."""
+        for name in self.session.scalars(text("SELECT name FROM fairqueue.channel")).all():
+            self.policy(name, Policy())
+        self.now = max(self.now, NOW) + 3 * HOUR
+        move_clock(self.session, self.now)
