@@ -114,7 +114,7 @@ def test_the_prefix_of_the_host(tmp_path: Path, empty_database_url: str) -> None
     """A host that calls Alembic's operations by another name gets it."""
     host = Host(tmp_path, empty_database_url, settings='settings["alembic_module_prefix"] = "a.op."\n')
     host.autogenerate()
-    (revision,) = (tmp_path / "versions").iterdir()
+    (revision,) = (tmp_path / "versions").glob("*.py")
     assert "    a.op.create_fairqueue(1)\n" in revision.read_text()
 
 

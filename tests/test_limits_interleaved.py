@@ -304,7 +304,7 @@ CHANGES = {
     "SELECT fairqueue.queue_set('default', channel_max_concurrency => 4)": 1,
     "SELECT fairqueue.channel_set('acme', paused => true)": 0,
     "SELECT fairqueue.queue_set('default', paused => true)": 0,
-    "SELECT fairqueue.channel_set('acme', release_interval_ms => 1000000)": 0,
+    "SELECT fairqueue.channel_set('acme', release_interval_ms => 1000000)": 1,
 }
 
 
