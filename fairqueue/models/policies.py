@@ -173,7 +173,7 @@ class Channel(Base):
     :param queue: the queue that the channel is in.
     :param weight: its share against the other channels of the queue, 0.01 to 1000.
     :param max_concurrency: how many of its messages may be leased at a time.
-    :param release_interval_ms: milliseconds between two of its messages being leased; 0: none.
+    :param release_interval_ms: milliseconds between two of its messages being leased, from when it is set on; 0: none.
     :param burst: how many messages it may go on with at once after it has waited long enough, 1 to 1,000,000.
     :param max_size: how many messages may stand ready in it.
     :param overflow: what happens to more: ``"reject"`` (:class:`fairqueue.ChannelFull`) or ``"drop"``.
