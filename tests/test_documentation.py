@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import logging
 import os
 import re
 import sys
@@ -40,13 +41,19 @@ def project(tmp_path: Path, empty_database_url: str, monkeypatch: pytest.MonkeyP
     files = {name: code for name, code in blocks(README, "python") if name}
     for name in files.keys() - {"env.py"}:
         (tmp_path / name).write_text(files[name])
-    before = set(sys.modules)
+    before, enabled = set(sys.modules), [logger for logger in loggers() if not logger.disabled]
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("DATABASE_URL", empty_database_url)
     yield tmp_path
     for name in set(sys.modules) - before:
         if name in {"models", "app", "worker", "api", "limits"}:
             del sys.modules[name]
+    for logger in enabled:  # the env.py that Alembic writes switches off those that are there
+        logger.disabled = False
+
+
+def loggers() -> list[logging.Logger]:
+    return [logger for logger in logging.root.manager.loggerDict.values() if isinstance(logger, logging.Logger)]
 
 
 def load(name: str) -> Any:
