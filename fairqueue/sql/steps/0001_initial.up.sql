@@ -10,7 +10,8 @@ RETURN clock_timestamp();
 
 -- Raises the error of a message that isn't valid: it names the field, the value and the limits.
 --
--- Called by message_arrive and message_edit; takes no lock. The names of constraints in the errors are for programs.
+-- Called by message_arrive, message_edit and message_create; takes no lock. The names of constraints in the errors are
+-- for programs.
 CREATE FUNCTION message_refuse(
     queue text, channel text, key text, payload jsonb, body bytea, cost double precision, max_attempts integer,
     backoff double precision
@@ -60,9 +61,9 @@ $$;
 
 -- Whether what users give of a message can be.
 --
--- Called by message_arrive for each new message, and by message_edit; takes no lock. Not a CHECK constraint: PostgreSQL
--- would read its expression anew for each statement that writes to the table, and call it for each message that is
--- leased, whose content doesn't change.
+-- Called by message_arrive for each new message, by message_edit and by message_create; takes no lock. Not a CHECK
+-- constraint: PostgreSQL would read its expression anew for each statement that writes to the table, and call it for
+-- each message that is leased, whose content doesn't change.
 CREATE FUNCTION message_valid(
     queue text, channel text, key text, payload jsonb, body bytea, cost double precision, max_attempts integer,
     backoff double precision
