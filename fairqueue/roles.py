@@ -15,7 +15,9 @@ producer   enqueue: by the ORM, ``enqueue`` and its siblings, INSERT, COPY; and 
            payload, nor anything else of ready and leased messages but their ids, times and attempts.
 worker     dequeue, complete, fail, defer, cancel, heartbeat, wait for work. It has no right on any table.
 observer   read all tables.
-operator   read all tables, set policies, cancel and redrive messages, delete dead letters, check, repair, maintain.
+operator   read all tables, set policies, cancel and redrive messages, delete dead letters, check, repair, maintain,
+           forget feeds, clean up after loads that died.
+pipeline   enqueue in bulk through staging tables, read all tables, follow the history: what Spark does.
 ========== ==========================================================================================================
 
 A role may be granted several kinds. The functions run with the rights of the schema's owner and a fixed search_path.
@@ -36,15 +38,17 @@ from .schema import DEFAULT_SCHEMA, check_schema_name, quote, run
 
 __all__ = ["KINDS", "Kind", "grant", "grant_sql", "revoke", "revoke_sql"]
 
-Kind = Literal["producer", "worker", "observer", "operator"]
+Kind = Literal["producer", "worker", "observer", "operator", "pipeline"]
 
 #: The kinds of roles that there are.
-KINDS: tuple[Kind, ...] = ("producer", "worker", "observer", "operator")
+KINDS: tuple[Kind, ...] = ("producer", "worker", "observer", "operator", "pipeline")
+
+_ENQUEUE = "INSERT (queue, channel, key, payload, body, dequeue_at, cost, max_attempts, backoff) ON TABLE {}.message"
 
 # The rights of each kind: a privilege, and what it is on. {} is the schema.
 _RIGHTS: dict[Kind, tuple[str, ...]] = {
     "producer": (
-        "INSERT (queue, channel, key, payload, body, dequeue_at, cost, max_attempts, backoff) ON TABLE {}.message",
+        _ENQUEUE,
         # What the ORM reads back from an INSERT.
         "SELECT (id, dequeue_at, attempt, forgiven, created_at) ON TABLE {}.message",
         "EXECUTE ON FUNCTION {0}.message_create, {0}.message_create_many, {0}.message_ending",
@@ -61,6 +65,14 @@ _RIGHTS: dict[Kind, tuple[str, ...]] = {
         "DELETE ON TABLE {}.dead_message",
         "EXECUTE ON FUNCTION {0}.channel_set, {0}.queue_set, {0}.queue_check, {0}.queue_repair",
         "EXECUTE ON FUNCTION {0}.message_cancel, {0}.message_redrive, {0}.message_ending, {0}.history_maintain",
+        "EXECUTE ON FUNCTION {0}.feed_forget, {0}.stage_clean",
+    ),
+    "pipeline": (
+        "SELECT ON ALL TABLES IN SCHEMA {}",
+        _ENQUEUE,
+        "EXECUTE ON FUNCTION {0}.stage_create, {0}.stage_drop, {0}.stage_clean",
+        "EXECUTE ON FUNCTION {0}.load_enter, {0}.load_claim, {0}.load_count",
+        "EXECUTE ON FUNCTION {0}.feed_horizon, {0}.feed_move, {0}.history_digest, {0}.history_release",
     ),
 }
 

@@ -17,7 +17,21 @@ from fairqueue.testing import Clock
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 TABLES = ", ".join(
     f"fairqueue.{name}"
-    for name in ("message", "dead_message", "history", "channel", "queue", "lane", "plan", "rotation", "signal")
+    for name in (
+        "message",
+        "dead_message",
+        "history",
+        "channel",
+        "queue",
+        "lane",
+        "plan",
+        "rotation",
+        "signal",
+        "load",
+        "stage",
+        "feed",
+        "dropped",
+    )
 )
 
 

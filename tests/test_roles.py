@@ -23,19 +23,20 @@ VALUES = "VALUES ('q', 'acme', 'k', '1', '', 0, 1, 1, 1)"
 GIVEN = ("queue", "channel", "key", "payload", "body", "dequeue_at", "cost", "max_attempts", "backoff")
 MANY = "'{{q}}', '{{acme}}', '{{k}}', '{{1}}', '{{x}}', '{{1}}', '{{1}}', '{{1}}', '{{1}}', '{{1}}'"
 INSERT = "INSERT INTO {q}.message (channel) VALUES ('acme')"
+RUN = "0" * 32
 LEASE = "'{{2}}', '{{1}}'"
-PRODUCER, WORKER, OBSERVER, OPERATOR = ({str(kind)} for kind in roles.KINDS)
+PRODUCER, WORKER, OBSERVER, OPERATOR, PIPELINE = ({str(kind)} for kind in roles.KINDS)
 EVERYBODY: set[str] = {*roles.KINDS, NOBODY}
-READERS = OBSERVER | OPERATOR
+READERS = OBSERVER | OPERATOR | PIPELINE
 
 # What can be done with a queue, and who may. Message 1 is ready, 2 is leased, 3 is a dead letter.
 ACTS: dict[str, tuple[set[str], str]] = {
-    "insert": (PRODUCER, f"INSERT INTO {{q}}.message ({', '.join(GIVEN)}) {VALUES}"),
-    "insert and read": (PRODUCER, INSERT + " RETURNING id, dequeue_at, attempt, forgiven, created_at"),
+    "insert": (PRODUCER | PIPELINE, f"INSERT INTO {{q}}.message ({', '.join(GIVEN)}) {VALUES}"),
+    "insert and read": (PRODUCER | PIPELINE, INSERT + " RETURNING id, dequeue_at, attempt, forgiven, created_at"),
     "insert an id": (set(), "INSERT INTO {q}.message (id, channel) OVERRIDING SYSTEM VALUE VALUES (9, 'acme')"),
     "insert an attempt": (set(), "INSERT INTO {q}.message (channel, attempt) VALUES ('acme', 1)"),
     "insert a lease": (set(), "INSERT INTO {q}.message (channel, leased_until) VALUES ('acme', now())"),
-    "insert and ignore": (set(), INSERT + " ON CONFLICT (queue, channel, key) WHERE key IS NOT NULL DO NOTHING"),
+    "insert and ignore": (PIPELINE, INSERT + " ON CONFLICT (queue, channel, key) WHERE key IS NOT NULL DO NOTHING"),
     "message_create": (PRODUCER, "SELECT {q}.message_create('acme', key => 'k', on_conflict => 'replace')"),
     "message_create_many": (PRODUCER, f"SELECT {{q}}.message_create_many({MANY}, 'ignore')"),
     "message_ending": (PRODUCER | OPERATOR, "SELECT {q}.message_ending('{{3}}')"),
@@ -63,7 +64,7 @@ ACTS: dict[str, tuple[set[str], str]] = {
     "message_redrive": (OPERATOR, "SELECT {q}.message_redrive('{{3}}')"),
     "message_finish": (set(), "SELECT {q}.message_finish('{{1}}', 'dropped')"),
     "message_enter": (set(), "SELECT {q}.message_enter(9, 0, 'q', 'acme', 'k', '1', '', 0, 1, 1, 1, true)"),
-    "channel_surplus": (OPERATOR | OBSERVER, "SELECT {q}.channel_surplus('default', 'acme', 1)"),
+    "channel_surplus": (READERS, "SELECT {q}.channel_surplus('default', 'acme', 1)"),
     "read dead letters": (READERS, "SELECT payload FROM {q}.dead_message"),
     "delete dead letters": (OPERATOR, "DELETE FROM {q}.dead_message WHERE id = 3"),
     "change dead letters": (set(), "UPDATE {q}.dead_message SET error = ''"),
@@ -71,6 +72,7 @@ ACTS: dict[str, tuple[set[str], str]] = {
     "read history": (READERS, "SELECT error FROM {q}.history"),
     "write history": (set(), "DELETE FROM {q}.history"),
     "history_maintain": (OPERATOR, "SELECT {q}.history_maintain()"),
+    "history_release": (PIPELINE, "SELECT {q}.history_release('2020-01-01', 0, 0)"),
     "read policies": (READERS, "SELECT weight FROM {q}.channel"),
     "insert a channel": (OPERATOR, "INSERT INTO {q}.channel (name) VALUES ('acme')"),
     "change a channel": (OPERATOR, "UPDATE {q}.channel SET weight = NULL WHERE name = 'globex'"),
@@ -90,6 +92,19 @@ ACTS: dict[str, tuple[set[str], str]] = {
     "read signals": (READERS, "SELECT channel FROM {q}.signal"),
     "scheduler_turn": (EVERYBODY, "SELECT {q}.scheduler_turn('another queue')"),
     "scheduler_rebuild": (set(), "SELECT {q}.scheduler_rebuild('default', 1, 1, 1, 1)"),
+    "stage_create": (PIPELINE, f"SELECT {{q}}.stage_create('{RUN}', 1)"),
+    "stage_drop": (PIPELINE, f"SELECT {{q}}.stage_drop('{RUN}')"),
+    "stage_clean": (PIPELINE | OPERATOR, "SELECT {q}.stage_clean()"),
+    "load_enter": (PIPELINE, f"SELECT {{q}}.load_enter('{RUN}', '{{{{}}}}', '{{{{}}}}', 'job')"),
+    "load_claim": (PIPELINE, "SELECT {q}.load_claim('job')"),
+    "load_count": (PIPELINE, "SELECT {q}.load_count('job', 7)"),
+    "read loads": (READERS, "SELECT name FROM {q}.load"),
+    "write loads": (set(), "INSERT INTO {q}.load (name, epoch) VALUES ('job', 0)"),
+    "write stages": (set(), f"INSERT INTO {{q}}.stage (name, run) VALUES ('message', '{RUN}')"),
+    "feed_horizon": (PIPELINE, "SELECT {q}.feed_horizon()"),
+    "feed_move": (PIPELINE, "SELECT {q}.feed_move('archive', '7', 7)"),
+    "feed_forget": (OPERATOR, "SELECT {q}.feed_forget('archive')"),
+    "write feeds": (set(), "DELETE FROM {q}.feed"),
     "schema_version": (EVERYBODY, "SELECT {q}.schema_version()"),
     "clock": (EVERYBODY, "SELECT {q}.unix_ms({q}.clock())"),
     "replace the clock": (set(), "CREATE OR REPLACE FUNCTION {q}.clock() RETURNS timestamptz RETURN now()"),
@@ -235,17 +250,26 @@ def test_rights(granted: Roles) -> None:
         *((f"queue_{verb}", "EXECUTE") for verb in ("listen", "unlisten")),
     }
     messages = {"message", "dead_message", "history", "history_default"}
-    tables = messages | {"channel", "queue", "lane", "plan", "rotation", "signal"}
+    tables = messages | {"channel", "queue", "dropped", "feed", "lane", "load", "plan", "rotation", "signal", "stage"}
     reads = {(table, "SELECT") for table in tables}
     assert rights("observer") == reads
     functions = {
         "channel_set", "queue_set", "queue_check", "queue_repair", "message_cancel", "message_redrive",
-        "message_ending", "history_maintain",
+        "message_ending", "history_maintain", "feed_forget", "stage_clean",
     }  # fmt: skip
     assert rights("operator") == {
         *reads,
         *((table, verb) for table in ("channel", "queue") for verb in ("INSERT", "UPDATE", "DELETE")),
         ("dead_message", "DELETE"),
+        *((name, "EXECUTE") for name in functions),
+    }
+    functions = {
+        "stage_create", "stage_drop", "stage_clean", "load_enter", "load_claim", "load_count", "feed_horizon",
+        "feed_move", "history_digest", "history_release",
+    }  # fmt: skip
+    assert rights("pipeline") == {
+        *reads,
+        *((f"message.{name}", "INSERT") for name in GIVEN),
         *((name, "EXECUTE") for name in functions),
     }
     assert rights(NOBODY) == set()
@@ -350,7 +374,9 @@ class TestBadInput:
 
     @pytest.mark.parametrize("kind", ["admin", "", None, "Producer"])
     def test_kind(self, kind: Any) -> None:
-        with pytest.raises(fq.InvalidValue, match=r"^kind must be producer, worker, observer or operator, not"):
+        with pytest.raises(
+            fq.InvalidValue, match=r"^kind must be producer, worker, observer, operator or pipeline, not"
+        ):
             roles.grant_sql("app", kind)
 
     @pytest.mark.parametrize("place", ["", None, "x" * 64])

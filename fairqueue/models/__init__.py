@@ -26,6 +26,7 @@ entities: an entity that is refreshed after its lease ran out would show, and le
 """
 
 from .base import XID8, Base, check_name, check_number, in_schema
+from .loading import dropped, feed, load, stage
 from .messages import Message, TypedMessage, check_cost
 from .outcomes import DeadMessage, History
 from .policies import Channel, Queue
@@ -43,9 +44,13 @@ __all__ = [
     "check_cost",
     "check_name",
     "check_number",
+    "dropped",
+    "feed",
     "in_schema",
     "lane",
+    "load",
     "plan",
     "rotation",
     "signal",
+    "stage",
 ]

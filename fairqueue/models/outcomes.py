@@ -56,7 +56,7 @@ class History(Base):
     __tablename__ = "history"
     __table_args__ = (
         PrimaryKeyConstraint("message_id", "finished_at", name="history_pkey"),
-        Index("history_xid", "xid"),
+        Index("history_xid", "xid", "message_id"),
         Index("history_finished", "finished_at", postgresql_using="brin", postgresql_with={"autosummarize": "on"}),
         {"postgresql_partition_by": "RANGE (finished_at)"},
     )

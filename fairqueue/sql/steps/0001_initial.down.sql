@@ -1,14 +1,28 @@
 -- Back from step 1: removes everything that it created, with the messages.
-DROP TABLE channel, dead_message, history, lane, message, plan, queue, rotation, signal;
+DO $$
+DECLARE
+    v_name text;
+BEGIN
+    FOR v_name IN SELECT s.name FROM stage s LOOP
+        EXECUTE format('DROP TABLE IF EXISTS %I', v_name);
+    END LOOP;
+END
+$$;
+DROP TABLE channel, dead_message, dropped, feed, history, lane, load, message, plan, queue, rotation, signal, stage;
 DROP FUNCTION channel_set,
     channel_surplus,
     check_on_conflict,
     check_pause,
     check_seconds,
     clock,
+    feed_forget,
+    feed_horizon,
+    feed_move,
     history_add,
+    history_digest,
     history_drop,
     history_maintain,
+    history_release,
     is_leased,
     lane_due,
     lane_released,
@@ -16,6 +30,9 @@ DROP FUNCTION channel_set,
     lane_step,
     lease_list,
     lease_results,
+    load_claim,
+    load_count,
+    load_enter,
     message_arrive,
     message_cancel,
     message_complete,
@@ -58,4 +75,7 @@ DROP FUNCTION channel_set,
     signal_moved,
     signal_queue,
     signal_truncated,
+    stage_clean,
+    stage_create,
+    stage_drop,
     unix_ms;

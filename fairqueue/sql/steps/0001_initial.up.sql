@@ -158,6 +158,28 @@ CREATE TABLE dead_message (
 
 CREATE INDEX dead_message_channel ON dead_message (queue, channel, id);
 
+-- What history no longer has: of each lot of rows that was dropped, the last one in the order in which readers follow.
+--
+-- Written by history_drop and history_release. By it a reader without a feed of its own learns that it came too late.
+CREATE TABLE dropped (
+    id               bigint           GENERATED ALWAYS AS IDENTITY,
+    xid              xid8             NOT NULL,
+    message_id       bigint           NOT NULL,
+    dropped_at       timestamptz      NOT NULL DEFAULT clock(),
+    CONSTRAINT dropped_pkey PRIMARY KEY (id)
+);
+
+-- How far readers have followed the history, so that nothing is dropped that one of them hasn't read.
+--
+-- Written by feed_move and feed_forget. A feed has read all rows of history before (xid, message_id).
+CREATE TABLE feed (
+    name             text             NOT NULL,
+    xid              xid8             NOT NULL,
+    message_id       bigint           NOT NULL,
+    moved_at         timestamptz      NOT NULL DEFAULT clock(),
+    CONSTRAINT feed_pkey PRIMARY KEY (name)
+);
+
 -- One row an outcome, append-only: the source for reports and pipelines.
 --
 -- Written by message_complete and message_finish, unless the queue's history_days is 0. Partitions are days in UTC,
@@ -186,7 +208,8 @@ CREATE TABLE history (
     CONSTRAINT history_pkey PRIMARY KEY (message_id, finished_at)
 ) PARTITION BY RANGE (finished_at);
 
-CREATE INDEX history_xid ON history (xid);
+-- For readers that follow it.
+CREATE INDEX history_xid ON history (xid, message_id);
 
 -- Small, and enough to find the outcomes of an hour among those of a day: they lie in the order of time.
 CREATE INDEX history_finished ON history USING brin (finished_at) WITH (autosummarize = on);
@@ -239,6 +262,20 @@ CREATE TABLE lane (
 CREATE INDEX lane_ready ON lane (queue, tag, since) WHERE due = 0;
 CREATE INDEX lane_waiting ON lane (queue, due) WHERE due > 0;
 CREATE INDEX lane_idle ON lane (queue, tag) WHERE due IS NULL;
+
+-- What was loaded in bulk, so that loading the same again adds nothing: one row a load that has a name.
+--
+-- Written by load_enter, in the transaction that enters the messages. A job, or a part of one, is loaded once: its
+-- epoch is 0. A stream is loaded batch by batch, and its epoch is the number of the last one, which only grows.
+CREATE TABLE load (
+    name             text             NOT NULL,
+    epoch            bigint           NOT NULL,
+    -- Of the last epoch: the rows given, and those that became messages; the others had keys that were live.
+    rows             bigint           NOT NULL DEFAULT 0,
+    entered          bigint           NOT NULL DEFAULT 0,
+    entered_at       timestamptz      NOT NULL DEFAULT clock(),
+    CONSTRAINT load_pkey PRIMARY KEY (name)
+);
 
 -- One row a live message: ready, or leased to a worker. A finished message has no row here.
 --
@@ -423,6 +460,20 @@ CREATE TABLE signal (
 
 CREATE INDEX signal_news ON signal (queue, urgent, xid);
 
+-- The staging tables that there are: one row each, for a part of a load that hasn't been entered yet.
+--
+-- Written by stage_create and stage_drop. Only what has a row here is entered, or dropped.
+CREATE TABLE stage (
+    -- That of the table.
+    name             text             NOT NULL,
+    -- Which attempt to load something it belongs to; empty: none, and it is to be dropped.
+    run              text             NOT NULL,
+    created_at       timestamptz      NOT NULL DEFAULT clock(),
+    CONSTRAINT stage_pkey PRIMARY KEY (name)
+);
+
+CREATE INDEX stage_run ON stage (run);
+
 -- Sets the policy of a channel, creating its row where there is none. A parameter that is null, as it is when left
 -- out, leaves what is there.
 --
@@ -559,6 +610,59 @@ BEGIN
 END
 $$;
 
+-- Forgets a feed that isn't read any more: history no longer keeps anything for it. Returns whether there was one.
+--
+-- Called by operators.
+-- Locks: the row of the feed.
+CREATE FUNCTION feed_forget(name text) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+    DELETE FROM feed f WHERE f.name = $1;
+    RETURN FOUND;
+END
+$$;
+
+REVOKE EXECUTE ON FUNCTION feed_forget FROM PUBLIC;
+
+-- Up to where history can be read for good: no transaction that is still open will add a row before xid.
+--
+-- Called by readers that follow the history, together with what tells one server from another: transaction ids of one
+-- say nothing on a copy that was restored elsewhere.
+-- Locks: none. An open transaction that has written anything, anywhere on the server, holds the horizon back.
+CREATE FUNCTION feed_horizon() RETURNS TABLE (xid xid8, server text)
+LANGUAGE sql STABLE
+SET search_path FROM CURRENT
+AS $$
+    SELECT pg_snapshot_xmin(pg_current_snapshot()), c.system_identifier::text FROM pg_control_system() c
+$$;
+
+REVOKE EXECUTE ON FUNCTION feed_horizon FROM PUBLIC;
+
+-- Notes that a feed has read all rows of history before (xid, message_id). Never goes back.
+--
+-- Called by readers that follow the history, when what they read is safe elsewhere. From the first call on, history
+-- keeps what the feed hasn't read, however old it is: call feed_forget for one that isn't read any more.
+-- Locks: the row of the feed.
+CREATE FUNCTION feed_move(name text, xid xid8, message_id bigint) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+    IF name IS NULL OR char_length(name) NOT BETWEEN 1 AND 255 THEN
+        RAISE invalid_parameter_value USING
+            MESSAGE = format('name of a feed must have 1 to 255 characters, not %s', coalesce(char_length(name), 0));
+    END IF;
+    INSERT INTO feed AS f (name, xid, message_id) VALUES ($1, $2, $3)
+    ON CONFLICT ON CONSTRAINT feed_pkey DO UPDATE
+    SET xid = excluded.xid, message_id = excluded.message_id, moved_at = excluded.moved_at
+    WHERE (f.xid, f.message_id) < (excluded.xid, excluded.message_id);
+END
+$$;
+
+REVOKE EXECUTE ON FUNCTION feed_move FROM PUBLIC;
+
 -- Makes the partition of history for one day in UTC, if it is missing, with what history_default has of that day.
 --
 -- Called by history_maintain. A table of its own that is then attached: unlike CREATE TABLE ... PARTITION OF, this lets
@@ -604,10 +708,40 @@ $$;
 
 REVOKE EXECUTE ON FUNCTION history_add FROM PUBLIC;
 
+-- How many rows the history of a day has, in UTC, and a checksum of them that doesn't depend on their order.
+--
+-- Called by history_release, and by whoever compares an archive with the history. The checksum is the sum over the rows
+-- of the first 60 bits of md5 of their columns: numbers, times (microseconds since 2000-01-01; none is the least number)
+-- and the lengths of the texts (none is -1) in 8 bytes each, big-endian, then the texts in UTF-8. In Python the same is
+-- fairqueue.spark.engine.digests.
+-- Locks: none.
+CREATE FUNCTION history_digest(day date) RETURNS TABLE (rows bigint, checksum numeric)
+LANGUAGE sql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+    SELECT count(*), coalesce(sum(('x' || left(md5(
+            int8send(h.message_id) || int8send(h.attempt) || float8send(h.cost) || int8send(h.dequeue_at)
+            || timestamptz_send(h.created_at) || timestamptz_send(coalesce(h.first_leased_at, '-infinity'))
+            || timestamptz_send(coalesce(h.leased_at, '-infinity')) || timestamptz_send(h.finished_at)
+            || xid8send(h.xid)
+            || int8send(octet_length(t.queue)) || int8send(octet_length(t.channel))
+            || int8send(coalesce(octet_length(t.key), -1)) || int8send(octet_length(t.outcome))
+            || int8send(coalesce(octet_length(t.error), -1)) || int8send(coalesce(octet_length(t.worker), -1))
+            || t.queue || t.channel || coalesce(t.key, '') || t.outcome || coalesce(t.error, '')
+            || coalesce(t.worker, '')), 15))::bit(60)::bigint), 0)
+    FROM history h
+    CROSS JOIN LATERAL (SELECT convert_to(h.queue, 'UTF8') AS queue, convert_to(h.channel, 'UTF8') AS channel,
+        convert_to(h.key, 'UTF8') AS key, convert_to(h.outcome, 'UTF8') AS outcome,
+        convert_to(h.error, 'UTF8') AS error, convert_to(h.worker, 'UTF8') AS worker) t
+    WHERE h.finished_at >= day::timestamp AT TIME ZONE 'UTC' AND h.finished_at < (day + 1)::timestamp AT TIME ZONE 'UTC'
+$$;
+
+REVOKE EXECUTE ON FUNCTION history_digest FROM PUBLIC;
+
 -- Drops the partitions of history for days before oldest, in UTC.
 --
--- Called by history_maintain. Of what lies in history_default it deletes at most 10,000 rows, and returns whether that
--- was all.
+-- Called by history_maintain. What a feed hasn't read stays, and with it its whole day. Of what lies in history_default it
+-- deletes at most 10,000 rows, and returns whether that was all.
 -- Locks: history, against everybody, where there is a partition to drop, until the end of the transaction.
 CREATE FUNCTION history_drop(oldest date) RETURNS boolean
 LANGUAGE plpgsql
@@ -615,6 +749,7 @@ SET search_path FROM CURRENT
 AS $$
 DECLARE
     v_name text;
+    v_unread boolean;
     v_rows integer;
 BEGIN
     FOR v_name IN
@@ -623,14 +758,28 @@ BEGIN
         WHERE i.inhparent = 'history'::regclass AND c.relname ~ '^history_\d{4}_\d\d_\d\d$'
             AND c.relname < to_char(oldest, '"history_"YYYY_MM_DD') COLLATE "C"
     LOOP
+        EXECUTE format('SELECT EXISTS (
+            SELECT FROM feed f
+            CROSS JOIN LATERAL (SELECT FROM %I h WHERE (h.xid, h.message_id) >= (f.xid, f.message_id) LIMIT 1) u)',
+            v_name) INTO v_unread;
+        CONTINUE WHEN v_unread;
+        EXECUTE format('INSERT INTO dropped (xid, message_id) SELECT h.xid, h.message_id FROM %I h'
+            ' ORDER BY h.xid DESC, h.message_id DESC LIMIT 1', v_name);
         EXECUTE format('DROP TABLE IF EXISTS %I.%I', current_schema(), v_name);
     END LOOP;
-    DELETE FROM history_default h
-    WHERE h.ctid = ANY (ARRAY(
-        SELECT o.ctid FROM history_default o
-        WHERE o.finished_at < oldest::timestamp AT TIME ZONE 'UTC'
-        LIMIT 10000));
-    GET DIAGNOSTICS v_rows = ROW_COUNT;
+    WITH gone AS (
+        DELETE FROM history_default h
+        WHERE h.ctid = ANY (ARRAY(
+            SELECT o.ctid FROM history_default o
+            WHERE o.finished_at < oldest::timestamp AT TIME ZONE 'UTC'
+                AND NOT EXISTS (SELECT FROM feed f WHERE (o.xid, o.message_id) >= (f.xid, f.message_id))
+            LIMIT 10000))
+        RETURNING h.xid, h.message_id
+    ), noted AS (
+        INSERT INTO dropped (xid, message_id)
+        SELECT g.xid, g.message_id FROM gone g ORDER BY g.xid DESC, g.message_id DESC LIMIT 1
+    )
+    SELECT count(*) INTO v_rows FROM gone;
     RETURN v_rows < 10000;
 END
 $$;
@@ -681,6 +830,70 @@ REVOKE EXECUTE ON FUNCTION history_maintain FROM PUBLIC;
 
 -- An installation begins with the days that it needs.
 SELECT history_maintain();
+
+-- Drops the history of a day that is over, in UTC, if it is just what the caller has elsewhere: so many rows with this
+-- checksum, as history_digest has it. Otherwise it raises, and all stays.
+--
+-- Called by archives. What another feed hasn't read stays. It waits for no lock longer than 100 ms. In READ COMMITTED
+-- only: the rows are counted after they are locked.
+-- Locks: the day's partition, against writers, while the rows are counted; then history, against everybody. A day
+-- without a partition is deleted from history_default, which is locked against writers.
+CREATE FUNCTION history_release(day date, rows bigint, checksum numeric) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path FROM CURRENT
+SET lock_timeout = '100ms'
+AS $$
+DECLARE
+    v_from CONSTANT timestamptz := day::timestamp AT TIME ZONE 'UTC';
+    v_until CONSTANT timestamptz := (day + 1)::timestamp AT TIME ZONE 'UTC';
+    v_name text := to_char(day, '"history_"YYYY_MM_DD');
+    v_feed text;
+    v_found record;
+BEGIN
+    IF day IS NULL OR rows IS NULL OR checksum IS NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'day, rows and checksum must not be null';
+    END IF;
+    IF v_until > clock() THEN
+        RAISE invalid_parameter_value USING MESSAGE = format('day must be over: %s is not', day);
+    END IF;
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RAISE invalid_transaction_state USING MESSAGE = 'history_release needs READ COMMITTED';
+    END IF;
+    IF to_regclass(format('%I.%I', current_schema(), v_name)) IS NULL THEN
+        v_name := 'history_default';
+    END IF;
+    -- With an open completion of that day this waits, as long as it may.
+    EXECUTE format('LOCK TABLE %I.%I IN SHARE MODE', current_schema(), v_name);
+    SELECT f.name INTO v_feed
+    FROM feed f
+    CROSS JOIN LATERAL (
+        SELECT FROM history h
+        WHERE (h.xid, h.message_id) >= (f.xid, f.message_id) AND h.finished_at >= v_from AND h.finished_at < v_until
+        LIMIT 1) u
+    LIMIT 1;
+    IF FOUND THEN
+        RAISE object_not_in_prerequisite_state USING
+            MESSAGE = format('the feed %s has not read all of %s', v_feed, day);
+    END IF;
+    SELECT d.rows, d.checksum INTO v_found FROM history_digest(day) d;
+    IF (v_found.rows, v_found.checksum) IS DISTINCT FROM (rows, checksum) THEN
+        RAISE data_corrupted USING MESSAGE = format(
+            '%s has %s rows with checksum %s, not %s with %s', day, v_found.rows, v_found.checksum, rows, checksum);
+    END IF;
+    INSERT INTO dropped (xid, message_id)
+    SELECT h.xid, h.message_id FROM history h
+    WHERE h.finished_at >= v_from AND h.finished_at < v_until
+    ORDER BY h.xid DESC, h.message_id DESC
+    LIMIT 1;
+    IF v_name = 'history_default' THEN
+        DELETE FROM history_default h WHERE h.finished_at >= v_from AND h.finished_at < v_until;
+    ELSE
+        EXECUTE format('DROP TABLE %I.%I', current_schema(), v_name);
+    END IF;
+END
+$$;
+
+REVOKE EXECUTE ON FUNCTION history_release FROM PUBLIC;
 
 -- Whether a message is leased, from its leased_until.
 --
@@ -794,6 +1007,170 @@ BEGIN
     ORDER BY l.n;
 END
 $$;
+
+-- Notes that the caller's transaction loads something by this name. Returns null, or, where it has been loaded before, how
+-- many rows that were: then there is nothing to do.
+--
+-- Called by a task that copies its part straight into message, before it does so; load_count follows in the same
+-- transaction.
+-- Locks: a row of load until the end of the transaction, so two tasks with the same part come one after the other.
+CREATE FUNCTION load_claim(name text) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+    INSERT INTO load (name, epoch) VALUES ($1, 0) ON CONFLICT ON CONSTRAINT load_pkey DO NOTHING;
+    IF FOUND THEN
+        RETURN NULL;
+    END IF;
+    RETURN (SELECT l.rows FROM load l WHERE l.name = $1);
+END
+$$;
+
+REVOKE EXECUTE ON FUNCTION load_claim FROM PUBLIC;
+
+-- Notes how many rows were loaded by a name that the caller's transaction has claimed.
+--
+-- Called by the task that called load_claim. Changes nothing that an earlier transaction has noted.
+-- Locks: the row of load that load_claim has locked.
+CREATE FUNCTION load_count(name text, rows bigint) RETURNS void
+LANGUAGE sql SECURITY DEFINER
+SET search_path FROM CURRENT
+AS $$
+    UPDATE load l SET rows = $2, entered = $2
+    WHERE l.name = $1 AND l.xmin = pg_current_xact_id()::xid
+$$;
+
+REVOKE EXECUTE ON FUNCTION load_count FROM PUBLIC;
+
+-- Makes messages of what staging tables hold: all of it, or nothing. Drops the tables.
+--
+-- Called by loaders (in Python by fairqueue.spark.engine), once all parts are staged, or by a task for its own part. The
+-- i-th table must have the i-th number of rows: one that a crash has emptied is an error. A named load that has been
+-- entered before, with this epoch or a later one, isn't entered again; then the result is that of the first time.
+-- on_conflict says what becomes of a row whose key a live message of its channel has: 'ignore' leaves it out, and among
+-- rows with the same key takes the first; 'raise' fails.
+--
+-- Inside a channel, messages have the order of their tables, and of the rows in each, where dequeue_at is the same.
+--
+-- Keys are entered in their order, which keeps two loads with the same ones from waiting for each other in a circle. At
+-- first as if none were live, since ON CONFLICT costs each row a quarter more; the first one that is says otherwise, and
+-- the sooner, the more there are.
+-- Locks: a row of load until the end of the transaction, so the same load waits for itself; keys as in message_create,
+-- in the same order as message_create_many; the staging tables, as stage_drop has it.
+CREATE FUNCTION load_enter(
+    run text, tables text[], counts bigint[], name text DEFAULT NULL, epoch bigint DEFAULT 0,
+    on_conflict text DEFAULT 'ignore'
+) RETURNS TABLE (rows bigint, entered bigint, repeated boolean)
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path FROM CURRENT
+SET work_mem = '128MB'
+SET jit = off
+-- A scan that begins where another one is would give the rows another order.
+SET synchronize_seqscans = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_ids CONSTANT oid := pg_get_serial_sequence('message', 'id')::regclass;
+    v_table text;
+    v_found bigint;
+    v_keys bigint;
+    v_keyed boolean := false;
+    v_queue text;
+    v_first text;
+    v_last text;
+    v_several boolean := false;
+    v_staged text;
+    v_insert text;
+    v_constraint text;
+    v_detail text;
+BEGIN
+    IF on_conflict IS NULL OR on_conflict NOT IN ('ignore', 'raise') THEN
+        RAISE invalid_parameter_value USING
+            MESSAGE = format('on_conflict must be ''ignore'' or ''raise'', not %L', on_conflict);
+    END IF;
+    rows := 0;
+    entered := 0;
+    repeated := false;
+    IF name IS NOT NULL THEN
+        INSERT INTO load AS l (name, epoch) VALUES ($4, $5)
+        ON CONFLICT ON CONSTRAINT load_pkey DO UPDATE SET epoch = excluded.epoch
+        WHERE l.epoch < excluded.epoch;
+        IF NOT FOUND THEN
+            SELECT l.rows, l.entered, true INTO rows, entered, repeated FROM load l WHERE l.name = $4;
+            PERFORM stage_drop(run);
+            RETURN NEXT;
+            RETURN;
+        END IF;
+    END IF;
+
+    FOR i IN 1..cardinality(tables) LOOP
+        v_table := (SELECT s.name FROM stage s WHERE s.name = tables[i] AND s.run = $1 AND s.run <> '');
+        IF v_table IS NULL THEN
+            RAISE undefined_table USING
+                MESSAGE = format('there is no staging table %L of run %s: it has been dropped', tables[i], run),
+                HINT = 'Load again. Was stage_clean called with an age that a running load reaches?';
+        END IF;
+        EXECUTE format('SELECT count(*), count(key), min(queue), max(queue) FROM %I', v_table)
+        INTO v_found, v_keys, v_first, v_last;
+        IF v_found IS DISTINCT FROM counts[i] THEN
+            RAISE data_corrupted USING
+                MESSAGE = format('staging table %s has %s rows, not %s: the server has crashed meanwhile', v_table,
+                    v_found, counts[i]),
+                HINT = 'Load again. Nothing was entered.';
+        END IF;
+        rows := rows + v_found;
+        v_keyed := v_keyed OR v_keys > 0;
+        v_queue := coalesce(v_queue, v_first);
+        v_several := v_several OR v_queue <> v_first OR v_first <> v_last;
+    END LOOP;
+
+    IF rows > 0 THEN
+        SELECT string_agg(format('SELECT nextval(%s) AS id, t.* FROM %I t', v_ids, t),
+            ' UNION ALL ' ORDER BY n)
+        INTO v_staged
+        FROM unnest(tables) WITH ORDINALITY AS u (t, n);
+        v_insert := format($sql$
+            INSERT INTO message (id, queue, channel, key, payload, body, dequeue_at, cost, max_attempts, backoff,
+                created_at)
+            OVERRIDING SYSTEM VALUE
+            SELECT s.id, s.queue, s.channel, s.key, s.payload, s.body,
+                coalesce(unix_ms($1 + make_interval(secs => s.delay)), s.dequeue_at, unix_ms($1)),
+                coalesce(s.cost, 1), s.max_attempts, s.backoff, $1
+            FROM (%s) s$sql$, v_staged);
+        IF v_keyed THEN
+            v_insert := v_insert || format(' ORDER BY %s s.channel COLLATE "C", s.key COLLATE "C", s.id',
+                CASE WHEN v_several THEN 's.queue COLLATE "C",' END);
+        END IF;
+        BEGIN
+            EXECUTE v_insert USING clock();
+            GET DIAGNOSTICS entered = ROW_COUNT;
+        EXCEPTION
+            WHEN unique_violation THEN
+                GET STACKED DIAGNOSTICS v_constraint = CONSTRAINT_NAME, v_detail = PG_EXCEPTION_DETAIL;
+                IF v_constraint <> 'message_key' THEN
+                    RAISE;
+                END IF;
+                IF on_conflict = 'raise' THEN
+                    RAISE unique_violation USING
+                        MESSAGE = 'a key is live in its channel, or twice in what is loaded; nothing was entered',
+                        DETAIL = v_detail,
+                        HINT = 'on_conflict ''ignore'' leaves such rows out.',
+                        SCHEMA = current_schema(), TABLE = 'message', CONSTRAINT = v_constraint;
+                END IF;
+                EXECUTE v_insert || ' ON CONFLICT (queue, channel, key) WHERE key IS NOT NULL DO NOTHING' USING clock();
+                GET DIAGNOSTICS entered = ROW_COUNT;
+        END;
+    END IF;
+    IF name IS NOT NULL THEN
+        UPDATE load l SET rows = load_enter.rows, entered = load_enter.entered, entered_at = clock() WHERE l.name = $4;
+    END IF;
+    PERFORM stage_drop(run);
+    RETURN NEXT;
+END
+$$;
+
+REVOKE EXECUTE ON FUNCTION load_enter FROM PUBLIC;
 
 -- Trigger function of message_enqueued: what an INSERT into message entails, however many rows it has.
 --
@@ -3370,6 +3747,100 @@ END
 $$;
 
 REVOKE EXECUTE ON FUNCTION signal_truncated FROM PUBLIC;
+
+-- Drops what loads have left: staging tables that were given up, or are older than this, and the names of nameless jobs.
+--
+-- Called by stage_drop, by loaders when they have finished, and by operators as often as they like. Returns how many
+-- tables it dropped: at most 500 in one call, as a transaction can hold only so many locks; call it until it returns 0.
+-- Choose an age that no running load reaches; one whose tables are gone fails, and enters nothing. Jobs without a name
+-- keep one a part for as long, so that a task which runs twice enters its part once.
+-- Locks: these tables, against everybody, until the end of the transaction. A table that is in use is left for later.
+CREATE FUNCTION stage_clean(older_than interval DEFAULT '1 day') RETURNS integer
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path FROM CURRENT
+SET lock_timeout = '10ms'
+AS $$
+DECLARE
+    v_stage stage;
+    v_dropped integer := 0;
+BEGIN
+    IF older_than IS NULL OR older_than < interval '0' THEN
+        RAISE invalid_parameter_value USING
+            MESSAGE = format('older_than must not be negative, not %s', coalesce(older_than::text, 'null'));
+    END IF;
+    DELETE FROM load l WHERE l.name LIKE 'run/%' AND l.entered_at < clock() - older_than;
+    FOR v_stage IN
+        SELECT s.* FROM stage s WHERE s.run = '' OR s.created_at <= clock() - older_than
+        LIMIT 500 FOR UPDATE SKIP LOCKED
+    LOOP
+        BEGIN
+            EXECUTE format('DROP TABLE IF EXISTS %I', v_stage.name);
+            DELETE FROM stage s WHERE s.name = v_stage.name;
+            v_dropped := v_dropped + 1;
+        EXCEPTION
+            WHEN lock_not_available THEN
+                NULL;
+        END;
+    END LOOP;
+    RETURN v_dropped;
+END
+$$;
+
+REVOKE EXECUTE ON FUNCTION stage_clean FROM PUBLIC;
+
+-- Makes a staging table for one part of a load, returns its name, and lets the caller COPY into it.
+--
+-- Called by loaders (in Python by fairqueue.spark.engine). run is what all parts of one attempt to load something have
+-- in common: 32 hexadecimal digits. No two calls get the same table, so attempts at the same part don't meet. It is
+-- unlogged: after a crash it is empty, which load_enter notices.
+-- Locks: none that anybody waits for.
+CREATE FUNCTION stage_create(run text, part integer) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path FROM CURRENT
+AS $$
+DECLARE
+    v_name CONSTANT text := format('stage_%s_%s_%s', run, part, substr(md5(random()::text || clock_timestamp()), 1, 8));
+    -- Who calls: this function runs as its owner, and what SET ROLE chose is not the session_user.
+    v_caller CONSTANT text := coalesce(nullif(current_setting('role'), 'none'), session_user);
+BEGIN
+    IF run IS NULL OR run !~ '^[0-9a-f]{32}$' OR part IS NULL OR part < 0 THEN
+        RAISE invalid_parameter_value USING
+            MESSAGE = format('run must be 32 hexadecimal digits and part not negative, not %L and %s', run, part);
+    END IF;
+    EXECUTE format('CREATE UNLOGGED TABLE %I (
+        queue text NOT NULL, channel text NOT NULL, key text, payload jsonb, body bytea, dequeue_at bigint,
+        delay double precision, cost double precision, max_attempts integer, backoff double precision)
+        WITH (autovacuum_enabled = off)', v_name);
+    EXECUTE format('GRANT INSERT ON %I TO %I', v_name, v_caller);
+    INSERT INTO stage (name, run) VALUES (v_name, $1);
+    RETURN v_name;
+END
+$$;
+
+REVOKE EXECUTE ON FUNCTION stage_create FROM PUBLIC;
+
+-- Gives up the staging tables of a run, and returns how many there were. They can't be entered any more, and are dropped,
+-- now or, where somebody reads one as pg_dump does, by a later stage_clean.
+--
+-- Called by load_enter, and by loaders that give up. What has been entered stays.
+-- Locks: see stage_clean. A task that still fills a table isn't waited for; its table is left to stage_clean.
+CREATE FUNCTION stage_drop(run text) RETURNS integer
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path FROM CURRENT
+AS $$
+DECLARE
+    v_given_up integer;
+BEGIN
+    UPDATE stage s SET run = '' WHERE s.run = $1;
+    GET DIAGNOSTICS v_given_up = ROW_COUNT;
+    IF v_given_up > 0 THEN
+        PERFORM stage_clean('1000 years');
+    END IF;
+    RETURN v_given_up;
+END
+$$;
+
+REVOKE EXECUTE ON FUNCTION stage_drop FROM PUBLIC;
 
 -- A changed policy takes effect at the next dequeue.
 CREATE TRIGGER channel_changed

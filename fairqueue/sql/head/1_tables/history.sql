@@ -26,7 +26,8 @@ CREATE TABLE history (
     CONSTRAINT history_pkey PRIMARY KEY (message_id, finished_at)
 ) PARTITION BY RANGE (finished_at);
 
-CREATE INDEX history_xid ON history (xid);
+-- For readers that follow it.
+CREATE INDEX history_xid ON history (xid, message_id);
 
 -- Small, and enough to find the outcomes of an hour among those of a day: they lie in the order of time.
 CREATE INDEX history_finished ON history USING brin (finished_at) WITH (autosummarize = on);

@@ -1,7 +1,7 @@
 -- Drops the partitions of history for days before oldest, in UTC.
 --
--- Called by history_maintain. Of what lies in history_default it deletes at most 10,000 rows, and returns whether that
--- was all.
+-- Called by history_maintain. What a feed hasn't read stays, and with it its whole day. Of what lies in history_default it
+-- deletes at most 10,000 rows, and returns whether that was all.
 -- Locks: history, against everybody, where there is a partition to drop, until the end of the transaction.
 CREATE FUNCTION history_drop(oldest date) RETURNS boolean
 LANGUAGE plpgsql
@@ -9,6 +9,7 @@ SET search_path FROM CURRENT
 AS $$
 DECLARE
     v_name text;
+    v_unread boolean;
     v_rows integer;
 BEGIN
     FOR v_name IN
@@ -17,14 +18,28 @@ BEGIN
         WHERE i.inhparent = 'history'::regclass AND c.relname ~ '^history_\d{4}_\d\d_\d\d$'
             AND c.relname < to_char(oldest, '"history_"YYYY_MM_DD') COLLATE "C"
     LOOP
+        EXECUTE format('SELECT EXISTS (
+            SELECT FROM feed f
+            CROSS JOIN LATERAL (SELECT FROM %I h WHERE (h.xid, h.message_id) >= (f.xid, f.message_id) LIMIT 1) u)',
+            v_name) INTO v_unread;
+        CONTINUE WHEN v_unread;
+        EXECUTE format('INSERT INTO dropped (xid, message_id) SELECT h.xid, h.message_id FROM %I h'
+            ' ORDER BY h.xid DESC, h.message_id DESC LIMIT 1', v_name);
         EXECUTE format('DROP TABLE IF EXISTS %I.%I', current_schema(), v_name);
     END LOOP;
-    DELETE FROM history_default h
-    WHERE h.ctid = ANY (ARRAY(
-        SELECT o.ctid FROM history_default o
-        WHERE o.finished_at < oldest::timestamp AT TIME ZONE 'UTC'
-        LIMIT 10000));
-    GET DIAGNOSTICS v_rows = ROW_COUNT;
+    WITH gone AS (
+        DELETE FROM history_default h
+        WHERE h.ctid = ANY (ARRAY(
+            SELECT o.ctid FROM history_default o
+            WHERE o.finished_at < oldest::timestamp AT TIME ZONE 'UTC'
+                AND NOT EXISTS (SELECT FROM feed f WHERE (o.xid, o.message_id) >= (f.xid, f.message_id))
+            LIMIT 10000))
+        RETURNING h.xid, h.message_id
+    ), noted AS (
+        INSERT INTO dropped (xid, message_id)
+        SELECT g.xid, g.message_id FROM gone g ORDER BY g.xid DESC, g.message_id DESC LIMIT 1
+    )
+    SELECT count(*) INTO v_rows FROM gone;
     RETURN v_rows < 10000;
 END
 $$;

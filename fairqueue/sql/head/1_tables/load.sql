@@ -1,0 +1,13 @@
+-- What was loaded in bulk, so that loading the same again adds nothing: one row a load that has a name.
+--
+-- Written by load_enter, in the transaction that enters the messages. A job, or a part of one, is loaded once: its
+-- epoch is 0. A stream is loaded batch by batch, and its epoch is the number of the last one, which only grows.
+CREATE TABLE load (
+    name             text             NOT NULL,
+    epoch            bigint           NOT NULL,
+    -- Of the last epoch: the rows given, and those that became messages; the others had keys that were live.
+    rows             bigint           NOT NULL DEFAULT 0,
+    entered          bigint           NOT NULL DEFAULT 0,
+    entered_at       timestamptz      NOT NULL DEFAULT clock(),
+    CONSTRAINT load_pkey PRIMARY KEY (name)
+);

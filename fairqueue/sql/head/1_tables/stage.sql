@@ -1,0 +1,13 @@
+-- The staging tables that there are: one row each, for a part of a load that hasn't been entered yet.
+--
+-- Written by stage_create and stage_drop. Only what has a row here is entered, or dropped.
+CREATE TABLE stage (
+    -- That of the table.
+    name             text             NOT NULL,
+    -- Which attempt to load something it belongs to; empty: none, and it is to be dropped.
+    run              text             NOT NULL,
+    created_at       timestamptz      NOT NULL DEFAULT clock(),
+    CONSTRAINT stage_pkey PRIMARY KEY (name)
+);
+
+CREATE INDEX stage_run ON stage (run);
