@@ -1,11 +1,14 @@
 # The environment is .venv, from requirements.lock alone; every target makes it when it is missing or outdated.
-# The benchmarks have .venv-bench, with other queues to measure beside.
+# What Spark needs is added from requirements-spark.lock. The benchmarks have .venv-bench, with other queues to measure beside.
 
 PYTHON ?= python3
-PYTEST_ARGS ?= -n auto
+PYTEST_ARGS ?= -n auto --dist loadgroup
 
 python := .venv/bin/python
 ready := .venv/.ready
+# PySpark is half a gigabyte and of no use without Java, so it is installed where there is one, and to check types.
+spark := .venv/.spark-ready
+spark_if_java := $(if $(or $(JAVA_HOME),$(shell command -v java)),$(spark))
 # Python compiles what it imports; compiling everything beforehand takes longer than the downloads.
 install := -m pip install --quiet --disable-pip-version-check --no-compile
 # So what it compiles at the first import has to be kept, whatever the environment says: tests start many processes.
@@ -15,20 +18,23 @@ compile := uv pip compile pyproject.toml --group dev --universal --python-versio
     $(addprefix --extra ,async asyncpg cli demo embedded fastapi flask pydantic testing)
 
 .DEFAULT_GOAL := help
-.PHONY: help test soak demo example bench bench-full lint types check matrix lock clean
+.PHONY: help test soak demo demo-spark example bench bench-full lint types check matrix lock clean
 
 help:  ## this text
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-test: $(ready)  ## run the tests; PYTEST_ARGS="-k fair" is handed to pytest
+test: $(ready) $(spark_if_java)  ## run the tests; PYTEST_ARGS="-k fair" is handed to pytest
 	$(python) -m pytest $(PYTEST_ARGS)
 
-soak: $(ready)  ## the random tests for longer: EXAMPLES=2000 of the state machine, SECONDS=60 of processes and faults
+soak: $(ready) $(spark_if_java)  ## the random tests for longer: EXAMPLES=2000 of the state machine, SECONDS=60 of processes and faults
 	FAIRQUEUE_TEST_EXAMPLES=$(or $(EXAMPLES),2000) FAIRQUEUE_TEST_SECONDS=$(or $(SECONDS),60) \
 	    $(python) -m pytest -m soak -s
 
 demo: $(ready)  ## see fair queueing at work; TENANTS=20 FILES=folder take other input
 	$(python) -m fairqueue.demo $(if $(TENANTS),--tenants "$(TENANTS)") $(if $(FILES),--files "$(FILES)")
+
+demo-spark: $(spark)  ## Parquet into the queue by Spark, workers, the archive, a report; needs Java
+	$(python) -m examples.spark_pipeline
 
 example: $(ready)  ## a shop with Flask, FastAPI and three workers on one database; WEB=5000 API=8000 choose ports
 	$(python) -m examples.shop $(if $(WEB),--web $(WEB)) $(if $(API),--api $(API))
@@ -43,7 +49,7 @@ lint: $(ready)  ## ruff: rules and format
 	$(python) -m ruff check
 	$(python) -m ruff format --check
 
-types: $(ready)  ## mypy and pyright
+types: $(spark)  ## mypy and pyright
 	$(python) -m mypy
 	$(python) -m pyright --pythonpath $(python)
 
@@ -58,10 +64,12 @@ matrix: $(ready) .venv-sa20/.ready  ## the tests on PostgreSQL 14 to 18 and on S
 	    FAIRQUEUE_PG_BIN=$$bin $(python) -m pytest $(PYTEST_ARGS) || exit; \
 	done
 
-lock:  ## renew requirements.lock and requirements-benchmarks.lock (needs uv); they name no host, so any index serves
+lock:  ## renew the locks, requirements*.lock (needs uv); they name no host, so any index serves
 	$(compile) --upgrade --output-file requirements.lock
-	$(compile) --extra benchmarks --constraint requirements.lock --upgrade --output-file requirements-benchmarks.lock
-	@! grep -n '://' requirements.lock requirements-benchmarks.lock
+	$(compile) --extra spark --constraint requirements.lock --upgrade --output-file requirements-spark.lock
+	$(compile) --extra benchmarks --extra spark --constraint requirements-spark.lock --upgrade \
+	    --output-file requirements-benchmarks.lock
+	@! grep -n '://' requirements*.lock
 
 clean:  ## remove what these targets made
 	rm -rf .venv .venv-bench .venv-sa20 .pg
@@ -71,6 +79,10 @@ clean:  ## remove what these targets made
 	test -x $(python) || $(PYTHON) -m venv .venv
 	$(python) $(install) --require-hashes -r requirements.lock
 	$(python) $(install) --no-deps --no-build-isolation --editable .
+	touch $@
+
+$(spark): requirements-spark.lock $(ready)
+	$(python) $(install) --require-hashes -r requirements-spark.lock
 	touch $@
 
 .venv-bench/.ready: requirements-benchmarks.lock pyproject.toml

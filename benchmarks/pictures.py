@@ -67,6 +67,15 @@ def _enqueueing(figure: Figure, records: Sequence[Record]) -> bool:
     return True
 
 
+def _spark(figure: Figure, records: Sequence[Record]) -> bool:
+    axes = figure.subplots()
+    found = [r for r in records if r.reference == "binary COPY"]
+    _bars(axes, found, _ratio)
+    _one(axes)
+    _title(axes, "By Spark, in and out", "rate, over that of binary COPY")
+    return bool(found)
+
+
 def _dequeueing(figure: Figure, records: Sequence[Record]) -> bool:
     axes = figure.subplots()
     chosen = [
@@ -282,4 +291,5 @@ _PICTURES: dict[str, Callable[[Figure, Sequence[Record]], bool]] = {
     "latency": _latency,
     "cost": _cost,
     "peers": _peers,
+    "spark": _spark,
 }

@@ -6,4 +6,5 @@ pytest_plugins = (
     "tests.fixtures.databases",
     "tests.fixtures.connections",
     "tests.fixtures.workers",
+    "tests.fixtures.spark",
 )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from . import cost, dequeueing, enqueueing, fairness, growth, latency, old_snapshot, open_enqueuers, peers
+from . import cost, dequeueing, enqueueing, fairness, growth, latency, old_snapshot, open_enqueuers, peers, spark
 
 __all__ = ["SCENARIOS"]
 
@@ -21,4 +21,5 @@ SCENARIOS: dict[str, ModuleType] = {
     "latency": latency,
     "cost": cost,
     "peers": peers,
+    "spark": spark,
 }

@@ -12,7 +12,7 @@ from .base import Group
 from .output import NOTHING, as_json, duration, echo, echo_json, make_console, make_table, moment, number, printable
 from .target import Target, now, pass_target
 
-__all__ = ["channel"]
+__all__ = ["Duration", "channel"]
 
 _POLICIES = ("weight", "max_concurrency", "release_interval_ms", "burst", "max_size", "overflow")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
@@ -51,7 +51,7 @@ class _Moment(click.ParamType):  # type: ignore[type-arg, unused-ignore]
         return found
 
 
-class _Duration(click.ParamType):  # type: ignore[type-arg, unused-ignore]
+class Duration(click.ParamType):  # type: ignore[type-arg, unused-ignore]
     name = "duration"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
@@ -158,7 +158,7 @@ def list_(target: Target, queue: str | None, as_json: bool) -> None:
 @_queue
 @_all_channels
 @click.option("--until", type=_Moment(), help="When it goes on by itself: 2030-01-31T09:00:00+00:00.")
-@click.option("--for", "for_", type=_Duration(), help="After how long it goes on by itself: 90s, 10m, 2h, 1d.")
+@click.option("--for", "for_", type=Duration(), help="After how long it goes on by itself: 90s, 10m, 2h, 1d.")
 @pass_target
 def pause(
     target: Target,

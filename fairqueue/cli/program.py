@@ -11,6 +11,7 @@ from .base import EXIT_CODES, Group
 from .channels import channel
 from .database import check, grant, migrate
 from .messages import dead, message
+from .spark import spark
 from .status import status
 from .target import Target
 from .worker import worker
@@ -44,5 +45,5 @@ def program(context: click.Context, dsn: str | None, schema: str) -> None:
     context.obj = Target(dsn, schema)
 
 
-for command in (demo, worker, *commands):
+for command in (demo, worker, spark, *commands):
     program.add_command(command)

@@ -1,0 +1,74 @@
+"""What the commands of Spark have in common: where it runs."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import update_wrapper
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fairqueue.cli.base import Failed
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["Start", "session_options"]
+
+#: What a callback gets as ``spark``: ``with spark() as session: ...``
+Start = Callable[[], "AbstractContextManager[SparkSession]"]
+
+
+def session_options(callback: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds --master and --memory; the callback gets ``spark``, which starts a session when it is called."""
+
+    def command(*args: Any, master: str, memory: str, **values: Any) -> Any:
+        def start() -> AbstractContextManager[SparkSession]:
+            try:
+                import pyspark  # noqa: F401 (which local_session imports when it is entered)
+
+                from fairqueue.spark import local_session
+            except ModuleNotFoundError as error:
+                raise Failed(f"{error.name} is not installed; pip install 'fairqueue[spark]'") from None
+            # An error is one line, ours. The bar says how many tasks of a stage are done.
+            settings = {"spark.log.level": "OFF", "spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower()}
+            return local_session(master, memory=memory, settings=settings)
+
+        try:
+            return callback(*args, spark=start, **values)
+        except Exception as error:
+            failure = _explained(error)
+            if failure is None:
+                raise
+            raise failure from error
+
+    # Before the options are added: it takes over those that the callback has already.
+    wrapped = update_wrapper(command, callback)
+    for option in (
+        click.option("--memory", default="2g", show_default=True, help="Of Spark's driver."),
+        click.option(
+            "--master",
+            envvar="FAIRQUEUE_SPARK_MASTER",
+            show_envvar=True,
+            default="local[*]",
+            show_default=True,
+            help="Where Spark runs.",
+        ),
+    ):
+        wrapped = option(wrapped)
+    return wrapped
+
+
+def _explained(error: Exception) -> Failed | None:
+    """An error of Spark in one line: what this package said in a task, or else what Spark says first."""
+    from fairqueue.cli.errors import explained
+
+    if not type(error).__module__.startswith(("pyspark.", "py4j.")):
+        return explained(error)
+    ours = re.findall(r"^(?:fairqueue\.\S+): (.*)$", str(error), re.MULTILINE)
+    if ours:
+        return Failed(ours[-1])
+    return Failed(next((line for line in str(error).splitlines() if line.strip()), type(error).__name__))

@@ -1,0 +1,120 @@
+"""Which database the queue is in, and how to connect to it from any process of a cluster.
+
+::
+
+    place = Place(url="postgresql://loader@db/app", passfile="/etc/fairqueue/pgpass")
+    with place.connect() as connection:
+        connection.execute("SELECT 1")
+
+A place travels: Spark keeps options in plans and sends them to executors. So it holds no password. libpq finds that
+where it always does: PGPASSWORD, a passfile, a certificate. Without a ``url``, each process takes what its environment
+has in FAIRQUEUE_DSN or DATABASE_URL.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import make_url
+from sqlalchemy.exc import ArgumentError
+
+from fairqueue._url import sqlalchemy_url
+from fairqueue.errors import InvalidValue
+from fairqueue.schema import DEFAULT_SCHEMA, check_schema_name, quote
+
+if TYPE_CHECKING:
+    import psycopg
+    from adbc_driver_manager.dbapi import Connection as ArrowConnection
+
+    from fairqueue.cli.target import Target
+
+__all__ = ["Place", "options_of"]
+
+_VARIABLES = ("FAIRQUEUE_DSN", "DATABASE_URL")
+_CONNECT_TIMEOUT = "10"  # seconds
+
+
+@dataclass(frozen=True)
+class Place:
+    """A database with fairqueue in it.
+
+    :param url: ``postgresql://user@host/database``, without a password; None: what the environment says.
+    :param schema: where fairqueue is installed.
+    :param passfile: a file in libpq's format, at the same path on every machine.
+    """
+
+    url: str | None = field(default=None, repr=False)
+    schema: str = DEFAULT_SCHEMA
+    passfile: str | None = None
+
+    def __post_init__(self) -> None:
+        check_schema_name(self.schema)
+        if self.url is not None and _has_password(_parsed(self.url)):
+            raise InvalidValue(
+                "url must not hold a password, as Spark keeps options in its plans; put it into PGPASSWORD or a"
+                " passfile (option passfile), or the whole URL into FAIRQUEUE_DSN, on the driver and on the executors"
+            )
+
+    def name(self, table: str) -> str:
+        """The name of one of fairqueue's tables or functions, with its schema."""
+        return f"{quote(self.schema)}.{quote(table)}"
+
+    def connect(self, **settings: Any) -> psycopg.Connection[Any]:
+        """A connection for statements."""
+        import psycopg
+
+        return psycopg.connect(self._libpq(), **settings)
+
+    @contextmanager
+    def arrow(self) -> Iterator[ArrowConnection]:
+        """A connection for rows, with a transaction that is rolled back unless it is committed."""
+        from adbc_driver_postgresql import dbapi
+
+        with dbapi.connect(self._libpq()) as connection:
+            yield connection
+
+    def _libpq(self) -> str:
+        url = self.url or next((os.environ[name] for name in _VARIABLES if os.environ.get(name)), None)
+        if url is None:
+            raise InvalidValue(
+                f"no database is named: set the option url, or {' or '.join(_VARIABLES)} on driver and executors"
+            )
+        defaults = {"connect_timeout": _CONNECT_TIMEOUT, "application_name": "fairqueue"}
+        if self.passfile is not None:
+            defaults["passfile"] = self.passfile
+        parsed = _parsed(url)
+        parsed = parsed.update_query_dict({**defaults, **parsed.query})
+        place, _, query = parsed.set(drivername="postgresql").render_as_string(hide_password=False).partition("?")
+        # SQLAlchemy writes a space as a plus, which libpq takes for a plus.
+        return f"{place}?{query.replace('+', '%20')}"
+
+
+def _has_password(url: Any) -> bool:
+    return url.password is not None or not {"password", "sslpassword"}.isdisjoint(url.query)
+
+
+def _parsed(url: str) -> Any:
+    try:
+        return make_url(sqlalchemy_url(url))
+    except (ArgumentError, ValueError):
+        # Without the URL: it may hold a password.
+        raise InvalidValue("url can't be read: write postgresql://user@host:port/database") from None
+
+
+def options_of(target: Target) -> dict[str, str]:
+    """The options of the data source for the database of a command.
+
+    Its password goes into the environment of this process, and so of a local Spark that is started later; executors
+    elsewhere need their own.
+    """
+    if not isinstance(target.place, str):
+        raise InvalidValue("no database is named; use --dsn, FAIRQUEUE_DSN or DATABASE_URL")
+    url = _parsed(target.place)
+    if url.password is not None:
+        os.environ["PGPASSWORD"] = str(url.password)
+        url = url.set(password=None)
+    return {"url": url.set(drivername="postgresql").render_as_string(), "schema": target.schema}

@@ -1,0 +1,23 @@
+"""The columns that Spark sees, as its own DDL, in the order of the tables.
+
+Times are timestamps, but for ``dequeue_at``, which is Unix milliseconds as everywhere in fairqueue. A transaction id
+(``xid``) is a long.
+"""
+
+from __future__ import annotations
+
+__all__ = ["HISTORY", "MESSAGES"]
+
+#: ``table=history``: one row an outcome.
+HISTORY = """
+    message_id bigint, queue string, channel string, key string, outcome string, attempt int, cost double,
+    error string, worker string, dequeue_at bigint, created_at timestamp, first_leased_at timestamp,
+    leased_at timestamp, finished_at timestamp, xid bigint
+"""
+
+#: ``table=messages``: one row a live message. ``payload`` is JSON.
+MESSAGES = """
+    id bigint, queue string, channel string, key string, payload string, body binary, dequeue_at bigint, cost double,
+    max_attempts int, backoff double, attempt int, leased_until timestamp, first_leased_at timestamp,
+    leased_at timestamp, worker string, state string, error string, created_at timestamp
+"""

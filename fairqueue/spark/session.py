@@ -1,0 +1,75 @@
+"""A Spark session on this machine, for who has none.
+
+::
+
+    from fairqueue.spark import local_session
+
+    with local_session() as spark:
+        spark.read.format("fairqueue").option("table", "history").load().show()
+
+On a cluster, make the session as you always do and register the data source yourself:
+``spark.dataSource.register(FairQueueDataSource)``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["local_session"]
+
+_LOGGING = Path(__file__).with_name("log4j2.properties").as_uri()
+_SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    # The name of a machine may lead to an interface that nobody should listen on.
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.log.level": "ERROR",
+    "spark.driver.defaultJavaOptions": f"-Dlog4j2.configurationFile={_LOGGING}",
+}
+
+
+@contextmanager
+def local_session(
+    master: str = "local[*]", *, memory: str = "2g", settings: Mapping[str, str] | None = None
+) -> Iterator[SparkSession]:
+    """The session that is active, or a new one that ends with the block; the data source is registered in it.
+
+    :param master: where Spark runs; ``local[*]`` is this process with all cores, and
+        ``local[*,3]`` tries a task three times.
+    :param memory: of the driver, which in a local session is all there is.
+    :param settings: more of Spark's, or others than ours.
+    """
+    from pyspark.sql import SparkSession
+
+    from .source import FairQueueDataSource
+
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        active.dataSource.register(FairQueueDataSource)
+        yield active
+        return
+    # Otherwise the workers take the first python3 on PATH, which may know nothing of this package.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    if master.startswith("local"):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    cores = os.cpu_count() or 1
+    builder = SparkSession.builder.master(master).appName("fairqueue").config("spark.driver.memory", memory)
+    for name, value in {**_SETTINGS, "spark.sql.shuffle.partitions": str(2 * cores), **(settings or {})}.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    spark.dataSource.register(FairQueueDataSource)
+    try:
+        yield spark
+    finally:
+        spark.stop()

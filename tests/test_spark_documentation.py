@@ -1,0 +1,48 @@
+"""Everything in docs/spark.md runs as written, and so does the demo."""
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from sqlalchemy import Engine, select
+from sqlalchemy.orm import Session
+
+import fairqueue as fq
+from tests.acts import complete, lease_of, put
+from tests.fixtures.postgres import libpq
+from tests.fixtures.spark import on_spark
+from tests.test_documentation import ROOT, blocks
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = on_spark
+
+PAGE = (ROOT / "docs" / "spark.md").read_text("utf-8")
+
+
+def test_page(
+    spark: "SparkSession", engine: Engine, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The Python of the page from top to bottom: enqueued, read, followed."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "incoming").mkdir()
+    (tmp_path / "incoming" / "1.json").write_text(json.dumps({"channel": "initech", "payload": "7"}))
+    with Session(engine) as session:
+        put(session, "acme")
+        complete(session, lease_of(session))
+    for _, code in blocks(PAGE, "python"):
+        exec(compile(code, "docs/spark.md", "exec"), {"url": libpq(database_url)})
+    with Session(engine) as session:
+        found = {(m.channel, m.key, str(m.payload)) for m in session.scalars(select(fq.Message))}
+    assert found == {("acme", "1", "{'pages': 3}"), ("globex", "2", "{'pages': 1}"), ("initech", None, "7")}
+    assert spark.read.parquet("outcomes").count() == 1
+
+
+def test_commands_exist() -> None:
+    from fairqueue.cli.spark import spark as group
+
+    named = set(re.findall(r"`fairqueue spark (\w+)", PAGE))
+    assert named == group.commands.keys()

@@ -1,0 +1,384 @@
+"""The report: its figures are those of a plain computation, its page holds nothing that a name could smuggle in."""
+
+import math
+import random
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fairqueue.cli import Target
+from fairqueue.errors import InvalidValue
+from tests import spark_report_reference as reference
+from tests.fixtures.spark import on_spark
+
+pytest.importorskip("pyspark")
+
+from fairqueue.cli.spark.report import report as command
+from fairqueue.spark.reporting import Report, page, report, summary
+from fairqueue.spark.reporting.fairness import with_entitlement
+from fairqueue.spark.reporting.windows import parse_window
+from fairqueue.spark.schemas import HISTORY, MESSAGES
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = on_spark
+
+EVIL = "<script>alert('x')</script>&amp;\x1b[2J"
+CHANNELS = (EVIL, "$x_1$ % \u4e2d\u6587", "007", "acme", "globex", "initech", "umbrella")
+WEIGHTS = {("a", None): 2.0, ("a", "acme"): 0.5, ("b", "acme"): 3.0, ("b", "nobody"): 7.0}
+SINCE = datetime(2026, 3, 28, 23, 2, 30, tzinfo=UTC)
+UNTIL = SINCE + timedelta(minutes=83)
+WINDOW = timedelta(minutes=10)
+
+Row = dict[str, Any]
+
+
+def messages(seed: int, count: int) -> tuple[list[Row], list[Row]]:
+    """A history and live messages with all that happens, and some that only clocks that are set back bring about."""
+    rng = random.Random(seed)  # noqa: S311
+    history: list[Row] = []
+    live: list[Row] = []
+    for number in range(count):
+        kind = rng.choice(["completed"] * 12 + ["retried", "dead", "redriven", *["cancelled"] * 2, "dropped", "odd"])
+        row: Row = _ended(rng, kind) | {"message_id": number, "id": number}
+        if rng.random() < 0.07:
+            live.append(_alive(row, rng.choice(["waiting", "leased", "retried"])))
+            continue
+        history.append(row)
+        if kind == "redriven":
+            again = row["finished_at"] + timedelta(seconds=rng.randint(1, 500))
+            row = {**row, "dequeue_at": int(again.timestamp() * 1000), "attempt": 2, "leased_at": again}
+            if rng.random() < 0.5:
+                history.append({**row, "outcome": "completed", "finished_at": again + timedelta(seconds=5)})
+            else:
+                live.append(_alive(row, "leased"))
+    return history + _burst(count), live
+
+
+def _burst(first: int) -> list[Row]:
+    """Much in flight at the end of a window, and little work."""
+    at = datetime(2026, 3, 28, 23, 49, 59, tzinfo=UTC)
+    times = {"created_at": at, "first_leased_at": at, "leased_at": at, "finished_at": at + timedelta(seconds=2)}
+    rest = {"queue": "b", "channel": "burst", "outcome": "completed", "attempt": 1, "cost": 1.0, "dequeue_at": 0}
+    return [{"message_id": number, **times, **rest} for number in range(first, first + 40)]
+
+
+def _ended(rng: random.Random, kind: str) -> Row:
+    # Whole tens of seconds, so that much happens at the same time; the first channel has most.
+    created = SINCE + timedelta(seconds=10 * rng.randint(-90, 590))
+    due = created + timedelta(seconds=rng.choice([0, 0, 0, -500, 700]))
+    waited = 10 * rng.choice([0, 1, rng.randint(0, 6), rng.randint(0, 6), rng.randint(0, 300)])
+    worked = timedelta(seconds=rng.choice([0, rng.randint(1, 30), rng.randint(1, 30), rng.randint(1, 2500)]))
+    started = max(created, due) + timedelta(seconds=waited)
+    row: Row = {
+        "queue": rng.choice("aab"),
+        "channel": CHANNELS[min(int(rng.expovariate(0.6)), len(CHANNELS) - 1)],
+        "outcome": {"retried": "completed", "redriven": "dead", "odd": "completed"}.get(kind, kind),
+        "attempt": 1,
+        "cost": rng.choice([1.0, 1.0, 0.1, 2.5]),
+        "dequeue_at": rng.choice([int(due.timestamp() * 1000)] * 9 + [-(2**62), 2**62]),
+        "created_at": created,
+        "first_leased_at": started,
+        "leased_at": started,
+        "finished_at": started + worked,
+    }
+    unseen = {"first_leased_at": None, "leased_at": None}
+    if kind == "retried":
+        again = started + worked / 2
+        row |= {"leased_at": again, "dequeue_at": int(again.timestamp() * 1000)}
+    elif kind == "dropped":
+        row |= {**unseen, "finished_at": created}
+    elif kind == "cancelled" and rng.random() < 0.7:
+        row |= {**unseen, "finished_at": started}
+    elif kind == "odd":
+        row |= rng.choice([{"finished_at": created - worked}, {"created_at": started + worked}])
+    return row
+
+
+def _alive(row: Row, state: str) -> Row:
+    row = {**row, "leased_until": UNTIL if state == "leased" else None}
+    return row | {"first_leased_at": None, "leased_at": None} if state == "waiting" else row
+
+
+def frame(spark: "SparkSession", rows: list[Row], schema: str) -> "DataFrame":
+    names = [part.split()[0] for part in schema.split(",")]
+    return spark.createDataFrame([tuple(row.get(name) for name in names) for row in rows], schema)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick(spark: "SparkSession") -> Iterator[None]:
+    """For a few rows it takes longer to compile a plan than to interpret it."""
+    quick = {
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        "spark.sql.adaptive.enabled": "false",
+    }
+    before = {name: spark.conf.get(name) for name in quick}
+    for name, value in quick.items():
+        spark.conf.set(name, value)
+    yield
+    for name, old in before.items():
+        spark.conf.set(name, str(old))
+
+
+@pytest.fixture(scope="module")
+def rows() -> tuple[list[Row], list[Row]]:
+    return messages(7, 600)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("report")
+
+
+@pytest.fixture(scope="module")
+def found(spark: "SparkSession", rows: tuple[list[Row], list[Row]], folder: Path) -> Report:
+    history, live = rows
+    weights = [(queue, channel, weight) for (queue, channel), weight in WEIGHTS.items()]
+    return report(
+        frame(spark, history, HISTORY),
+        folder,
+        live=frame(spark, live, MESSAGES),
+        weights=spark.createDataFrame(weights, "queue string, channel string, weight double"),
+        window=WINDOW,
+        since=SINCE,
+        until=UNTIL,
+    )
+
+
+def collected(table: "DataFrame", *key: str) -> dict[Any, Row]:
+    found: dict[Any, Row] = {}
+    for row in table.collect():
+        figures = row.asDict()
+        if "window" in figures:
+            figures["window"] = figures["window"].astimezone(UTC)
+        name = tuple(figures[each] for each in key)
+        assert name not in found
+        found[name] = figures
+    return found
+
+
+def assert_same(found: dict[Any, Row], expected: dict[Any, Row]) -> None:
+    assert found.keys() == expected.keys()
+    for key, row in expected.items():
+        got = {name: found[key][name] for name in row}
+        nothing = {name for name, value in row.items() if value is None}
+        assert nothing == {name for name, value in got.items() if value is None}, key
+        known = {name: value for name, value in row.items() if value is not None}
+        assert {name: got[name] for name in known} == pytest.approx(known, rel=1e-6, abs=1e-6), key
+
+
+def test_figures_are_those_of_a_plain_computation(found: Report, rows: tuple[list[Row], list[Row]]) -> None:
+    history = [row for row in rows[0] if row["finished_at"] >= SINCE and row["created_at"] < UNTIL]
+    expected = reference.compute(history, rows[1], WEIGHTS, WINDOW, since=SINCE, until=UNTIL)
+    assert found.exact
+    assert found.weighted
+    assert len(expected.channel_windows) > 80
+    for figure in ("starved", "backlog", "in_flight", "dead", "cancelled", "dropped", "noisy"):
+        assert any(row[figure] for row in expected.channel_windows.values()), f"nothing has {figure}"
+    assert expected.channel_windows["b", "burst", datetime(2026, 3, 28, 23, 40, tzinfo=UTC)]["noisy"]
+    assert_same(collected(found.channel_windows, "queue", "channel", "window"), expected.channel_windows)
+    assert_same(collected(found.queue_windows, "queue", "window"), expected.queue_windows)
+    assert_same(collected(found.channels, "queue", "channel"), expected.channels)
+
+
+def test_the_totals_of_a_queue_are_those_of_its_channels(found: Report) -> None:
+    channels = collected(found.channels, "queue", "channel").values()
+    for total in found.queues.collect():
+        mine = [row for row in channels if row["queue"] == total["queue"]]
+        for name in ("enqueued", "served", "dead", "backlog", "wait_n", "service_n"):
+            assert total[name] == sum(row[name] for row in mine)
+        assert total["wait_max"] == max(row["wait_max"] for row in mine if row["wait_n"])
+        assert total["starved"] == max(row["starved"] or 0 for row in mine)
+
+
+def test_sketches_are_near_and_said_to_be_used(
+    spark: "SparkSession", rows: tuple[list[Row], list[Row]], tmp_path: Path
+) -> None:
+    """Also without a period, live messages and weights, which then are what history says, and 1."""
+    history = [row for row in rows[0] if row["queue"] == "b"]
+    sketched = report(frame(spark, rows[0], HISTORY), tmp_path, queue="b", window="1 hour", exact_rows=1)
+    assert not sketched.exact
+    assert not sketched.weighted
+    expected = reference.compute(history, [], {}, timedelta(hours=1))
+    percentile = re.compile("p[0-9]+$")
+    exact = {key: {n: v for n, v in row.items() if not percentile.search(n)} for key, row in expected.channels.items()}
+    assert_same(collected(sketched.channels, "queue", "channel"), exact)
+    assert_same(collected(sketched.queue_windows, "queue", "window"), expected.queue_windows)
+    lives = reference.lives_of(history, [])
+    for row in sketched.channels.collect():
+        waits = sorted(
+            (life.started - life.due) / 1e6
+            for life in lives["b", row["channel"]]
+            if life.first and life.started is not None
+        )
+        if waits:
+            assert row["wait_p95"] == waits[math.ceil(0.95 * len(waits)) - 1]
+    assert "from sketches" in page(summary(sketched))
+
+
+class _Tags(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.links: list[str] = []
+        self.words = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.links += [value or "" for name, value in attrs if name.endswith(("href", "src"))]
+
+    def handle_data(self, data: str) -> None:
+        self.words += data
+
+
+def test_the_page_needs_nothing_and_takes_names_for_text(found: Report) -> None:
+    text = page(summary(found, top=3))
+    read = _Tags()
+    read.feed(text)
+    assert "svg" in read.tags
+    assert not read.tags & {"script", "link", "img", "iframe", "object"}
+    assert all(link.startswith("#") for link in read.links)
+    assert "url(http" not in text
+    assert "<script>alert('x')</script>&amp;\\x1b[2J" in read.words
+    assert "\x1b" not in text
+    assert "Percentiles are exact." in read.words
+    assert "currentColor" in text
+
+
+def test_the_summary_is_small(found: Report) -> None:
+    few = summary(found, top=2)
+    assert [queue.total["queue"] for queue in few.queues] == ["a", "b"]
+    for queue in few.queues:
+        assert len(queue.largest) == len(queue.starved) == 2
+        assert queue.largest[0]["cost_started"] >= queue.largest[1]["cost_started"]
+        assert queue.starved[0]["starved"] >= queue.starved[1]["starved"]
+        assert queue.noisiest[0]["channel"] == queue.largest[0]["channel"] != queue.quietest[0]["channel"]
+        assert [row["rank"] for row in queue.ranks] == list(range(1, len(queue.ranks) + 1))
+
+
+def test_no_messages(spark: "SparkSession", tmp_path: Path) -> None:
+    empty = report(frame(spark, [], HISTORY), tmp_path, live=frame(spark, [], MESSAGES))
+    assert empty.rows == 0
+    assert empty.channels.count() == empty.queue_windows.count() == 0
+    assert "Nothing happened" in page(summary(empty))
+
+
+def test_the_command_reports_from_an_archive(spark: "SparkSession", tmp_path: Path) -> None:
+    """Of one tenant, whose queue has a name that looks like a number."""
+    at = datetime(2026, 5, 1, 23, 59, tzinfo=UTC)
+    times = {"created_at": at, "first_leased_at": at, "leased_at": at, "dequeue_at": 0}
+    ended = [at + timedelta(seconds=seconds) for seconds in (30, 90)]
+    rows = [
+        {
+            "message_id": n,
+            "queue": "007",
+            "channel": EVIL,
+            "outcome": "completed",
+            "cost": 1.0,
+            **times,
+            "finished_at": end,
+        }
+        for n, end in enumerate(ended)
+    ]
+    history = frame(spark, rows, HISTORY).selectExpr("*", "to_date(finished_at) AS day")
+    history.write.partitionBy("day", "queue").parquet(str(tmp_path / "archive"))
+
+    def run(*arguments: str) -> Any:
+        return CliRunner().invoke(command, ["--out", str(tmp_path / "out"), *arguments], obj=Target(None))
+
+    result = run("--archive", str(tmp_path / "archive"), "--window", "1m", "--since", "2026-05-02")
+    assert result.exit_code == 0, result.output
+    assert "queue 007: 1 channels, 0 enqueued, 1 served" in result.stdout
+    assert "Percentiles are exact. Weights are taken to be 1." in result.stdout
+    assert "\x1b" not in result.stdout
+    (row,) = spark.read.parquet(str(tmp_path / "out" / "channels")).collect()
+    assert (row["queue"], row["channel"], row["served"]) == ("007", EVIL, 1)
+    assert "&lt;script&gt;" in (tmp_path / "out" / "index.html").read_text()
+
+    for arguments, code, words in (
+        (["--archive", str(tmp_path / "nothing")], 1, "has no Parquet that can be read"),
+        (["--archive", "x", "--since", "noon"], 2, "must be a time such as"),
+        (["--archive", "x", "--window", "fortnight"], 2, "window must be a length of time"),
+        (["--archive", "x", "--since", "2026-05-02", "--until", "2026-05-01"], 2, "until must be after since"),
+        (["--archive", "x", "--out", str(tmp_path / "out" / "index.html")], 1, "is no folder that you may write to"),
+        ([], 2, "no database is named"),
+    ):
+        result = run(*arguments)
+        assert result.exit_code == code
+        assert words in result.stderr
+        assert result.stderr.count("\n") == 1
+
+
+def test_what_can_not_be_is_refused(spark: "SparkSession", tmp_path: Path) -> None:
+    history = frame(spark, [], HISTORY)
+    with pytest.raises(InvalidValue, match="until must be after since"):
+        report(history, tmp_path / "out", since=UNTIL, until=SINCE)
+    with pytest.raises(InvalidValue, match="since must be a datetime with a time zone"):
+        report(history, tmp_path / "out", since=SINCE.replace(tzinfo=None))
+    with pytest.raises(InvalidValue, match="lacks cost"):
+        report(history.drop("cost"), tmp_path / "out")
+    with pytest.raises(InvalidValue, match="lacks leased_until"):
+        report(history, tmp_path / "out", live=frame(spark, [], MESSAGES).drop("leased_until"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_too_many_rows_are_refused_before_they_are_made(
+    spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody who waited for a month, in seconds."""
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    late = {"first_leased_at": at + timedelta(days=30), "finished_at": at + timedelta(days=30)}
+    row = {"message_id": 1, "queue": "a", "channel": "b", "outcome": "completed", "cost": 1.0, "dequeue_at": 0}
+    monkeypatch.setattr("fairqueue.spark.reporting.tables.MOST_ROWS", 1_000_000)
+    with pytest.raises(InvalidValue, match=r"window must be longer than 0:00:01.*2,592,001 rows"):
+        report(frame(spark, [{**row, "created_at": at, **late}], HISTORY), tmp_path / "out", window="1s")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("1 hour", 3600), ("15 min", 900), ("30s", 30), ("1d", 86_400), ("2 Days", 172_800)]
+)
+def test_windows(text: str, seconds: int) -> None:
+    assert parse_window(text) == timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize("text", ["", "hour", "0s", "-1h", "1.5h", "1 month", "400 d", "1h 30m"])
+def test_what_is_no_window(text: str) -> None:
+    with pytest.raises(InvalidValue, match="window must be a length of time"):
+        parse_window(text)
+
+
+_costs = st.one_of(st.just(0.0), st.sampled_from([1.0, 2.0]), st.floats(0.01, 1e6))
+_weights = st.one_of(st.just(1.0), st.floats(0.01, 1000))
+_groups = st.lists(
+    st.lists(st.tuples(_costs, _costs, _weights), min_size=1, max_size=8),
+    min_size=1,
+    max_size=40,
+)
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(groups=_groups)
+def test_entitlement_is_max_min(spark: "SparkSession", groups: list[list[tuple[float, float, float]]]) -> None:
+    """Many queues at once, because one alone takes Spark as long."""
+    rows = [(group, place, *row) for group, members in enumerate(groups) for place, row in enumerate(members)]
+    schema = "g int, place int, cost_started double, cost_backlog double, weight double"
+    found = with_entitlement(spark.createDataFrame(rows, schema), "g").collect()
+    got = {(row["g"], row["place"]): row["entitled"] for row in found}
+    for group, members in enumerate(groups):
+        capacity = sum(started for started, _, _ in members)
+        demands = [started + backlog for started, backlog, _ in members]
+        expected = reference.entitlements(demands, [weight for *_, weight in members], capacity)
+        mine = [got[group, place] for place in range(len(members))]
+        assert mine == pytest.approx(expected, rel=1e-6, abs=1e-9 * max(1, *demands))
+        assert sum(mine) == pytest.approx(capacity, rel=1e-9, abs=1e-9)

@@ -1,0 +1,222 @@
+"""What Spark writes to the queue, and how it says what it can't. With faults: test_spark_faults.py."""
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+from sqlalchemy.orm import Session
+
+from tests.fixtures.spark import on_spark
+
+pytest.importorskip("pyspark")
+
+from pyspark.errors import PySparkException
+from pyspark.sql.types import StructType
+
+import fairqueue as fq
+from fairqueue.errors import InvalidValue
+from fairqueue.spark.engine.loading import LoadFailed
+from fairqueue.spark.source.writer import JobWriter, told
+from tests.acts import drain
+from tests.fixtures.connections import Raw
+from tests.loads import once_each, stages
+from tests.observing import observer, value
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = on_spark
+
+
+@pytest.fixture
+def watching(raw: Raw, database_url: str) -> psycopg.Connection[Any]:
+    return observer(raw, database_url)
+
+
+def save(frame: "DataFrame", url: str, **options: str) -> None:
+    frame.write.format("fairqueue").mode("append").options(url=url, **options).save()
+
+
+def test_all_columns(spark: "SparkSession", database_url: str, session: Session) -> None:
+    """As Spark's own types; and a worker gets them."""
+    frame = spark.sql(
+        """
+        SELECT 'slow' AS queue, 'acme' AS channel, 'k1' AS key,
+            named_struct('text', 'ü', 'at', timestamp '2026-11-21 12:00:00', 'price', 1.50bd, 'tags', map('a', array(1)))
+                AS payload,
+            binary('raw') AS body, timestamp '2026-11-21 12:00:00.0019' AS dequeue_at,
+            CAST(NULL AS INTERVAL DAY TO SECOND) AS delay, CAST(NULL AS int) AS priority, 2.5bd AS cost,
+            3S AS max_attempts, INTERVAL '1.5' SECOND AS backoff
+        UNION ALL SELECT NULL, 'globex', NULL, NULL, NULL, NULL, INTERVAL '1' HOUR, NULL, NULL, NULL, NULL
+        UNION ALL SELECT NULL, 'globex', NULL, NULL, NULL, NULL, NULL, 7, 1, NULL, NULL"""
+    )
+    save(frame, database_url, queue="quick")
+    found = {message.dequeue_at: message for message in session.query(fq.Message)}
+    urgent, full, later = (found[at] for at in sorted(found))
+    noon = datetime(2026, 11, 21, 12, tzinfo=UTC)
+    assert (full.queue, full.channel, full.key, full.body) == ("slow", "acme", "k1", b"raw")
+    assert full.payload == {"text": "ü", "at": noon.isoformat(), "price": 1.5, "tags": {"a": [1]}}
+    assert full.dequeue_at == noon.timestamp() * 1000 + 1
+    assert (full.cost, full.max_attempts, full.backoff) == (2.5, 3, 1.5)
+    assert (later.queue, later.channel, later.key, later.payload, later.cost) == ("quick", "globex", None, None, 1)
+    assert later.dequeue_at == later.created_at.timestamp() * 1000 // 1 + 3_600_000
+    assert (urgent.queue, urgent.dequeue_at) == ("quick", -7)
+    session.rollback()
+    assert [message.channel for message in drain(session, queue="quick")] == ["globex"]
+
+
+def test_rows_that_are_refused(
+    spark: "SparkSession", database_url: str, watching: psycopg.Connection[Any], tmp_path: Path
+) -> None:
+    """With a job that is run again, each is there once, as it came, with its reason."""
+    frame = spark.range(0, 9, 1, 3).selectExpr(
+        "if(id = 4, NULL, 'acme') AS channel",
+        "concat('k', id) AS key",
+        "if(id = 7, double('NaN'), 1.0d) AS cost",
+        "if(id IN (2, 8), '{', '{}') AS payload",
+    )
+    with pytest.raises(PySparkException, match="InvalidValue: row 1 of the partition: "):
+        save(frame, database_url, job="strict")
+    once_each(watching, [])
+    rejects = tmp_path / "rejects ü"
+    # In all the ways in which a job can be repeated.
+    for job, commit in (("a", "atomic"), ("a", "atomic"), ("a", "direct"), ("b", "direct"), ("b", "direct")):
+        told = {"job": job, "commit": commit, "on_conflict": "raise", "channel": f"unless said {job}"}
+        nobody = frame if job == "a" else frame.replace("acme", "globex")
+        save(nobody, database_url, rejects=str(rejects), **told)
+    keys = [f"k{number}" for number in (0, 1, 3, 4, 5, 6)]
+    once_each(watching, keys * 2)
+    assert value(watching, "SELECT array_agg(channel ORDER BY channel) FROM fairqueue.message WHERE key = 'k4'") == [
+        "unless said a",
+        "unless said b",
+    ]
+    refused = spark.read.parquet(str(rejects)).orderBy("channel", "key").collect()
+    assert [(row.channel, row.key, row.payload) for row in refused] == [
+        (channel, key, payload)
+        for channel in ("acme", "globex")
+        for key, payload in (("k2", "{"), ("k7", "{}"), ("k8", "{"))
+    ]
+    assert [row.reason.partition(":")[0] for row in refused[:3]] == [
+        "payload is not JSON",
+        "cost must be more than 0 and at most 1,000,000, not nan",
+        "payload is not JSON",
+    ]
+    assert list((rejects / "_attempts").iterdir()) == []
+    assert stages(watching) == 0
+
+
+class TestRefusals:
+    """Before anything runs."""
+
+    @pytest.mark.parametrize(
+        ("mode", "options", "select", "told"),
+        [
+            (None, {}, "channel", "cannot be written in the \"ErrorIfExists\" mode"),
+            ("overwrite", {}, "channel", "a queue can't be overwritten: write with mode"),
+            ("append", {"chanel": "x"}, "channel", "unknown option 'chanel': known are channel, clean_hours, commit,"),
+            ("append", {"path": "/tmp/x"}, "channel", "unknown option 'path'"),
+            ("append", {"schema": "nowhere"}, "channel", 'relation "nowhere.load" does not exist'),
+            ("append", {}, "id", "unknown column 'id': a load has queue, channel,"),
+            ("append", {"commit": "direct"}, "channel, channel AS key", "can't leave out rows whose key is live"),
+        ],
+    )  # fmt: skip
+    def test_by_spark(
+        self,
+        spark: "SparkSession",
+        database_url: str,
+        mode: str | None,
+        options: dict[str, str],
+        select: str,
+        told: str,
+    ) -> None:
+        frame = spark.sql(f"SELECT {select} FROM VALUES ('acme', 1) AS t (channel, id)")
+        writer = frame.write.format("fairqueue").options(url=database_url, **options)
+        with pytest.raises(PySparkException) as refused:
+            (writer if mode is None else writer.mode(mode)).save()
+        assert told in str(refused.value)
+
+    @pytest.mark.parametrize(
+        ("options", "told"),
+        [
+            ({"commit": "later"}, "option commit must be atomic or direct, not 'later'"),
+            ({"on_conflict": "replace"}, "option on_conflict must be ignore or raise, not 'replace'"),
+            ({"clean_hours": "0"}, "option clean_hours must be a whole number of 1 or more, not '0'"),
+            ({"clean_hours": "²"}, "option clean_hours must be a whole number"),
+            ({"job": ""}, "option job must not be empty"),
+            ({"job": "x" * 201}, "option job must have at most 200 characters, not 201"),
+            ({"rejects": ""}, "option rejects must not be empty"),
+            ({"queue": "x" * 256}, "queue must have 1 to 255 characters, not 256"),
+            ({"schema": "x" * 64}, "schema must be a name of 1 to 63 bytes"),
+            ({"url": "mysql://db"}, "a database URL must begin with postgresql:// or postgresql"),
+            ({"URL": "postgresql://app:hunter2@db/app"}, "url must not hold a password"),
+        ],
+    )
+    def test_options(self, options: dict[str, str], told: str) -> None:
+        """Nobody is asked for any of these."""
+        given = {"url": "postgresql://nobody@127.0.0.1:1/nowhere"} | options
+        with pytest.raises(InvalidValue, match=f"^{told}") as refused:
+            JobWriter(given, StructType().add("channel", "string"), overwrite=False)
+        assert "hunter2" not in str(refused.value)
+
+    def test_a_message_that_is_lost(self) -> None:
+        with pytest.raises(LoadFailed, match="nothing was entered"):
+            told([None])
+
+
+def test_nothing_is_told_of_the_database(
+    spark: "SparkSession", database_url: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Neither by errors, nor by what Spark logs of them, nor by plans."""
+    bad = spark.sql("SELECT CAST(NULL AS string) AS channel")
+    for url, write in ((database_url, save), ("postgresql://hunter2@127.0.0.1:1/hunter2", save)):
+        with pytest.raises(PySparkException) as failed:
+            write(bad, url)
+        assert_nothing_of(url, str(failed.value))
+    plans: list[Callable[[], None]] = []
+    frame = spark.read.format("fairqueue").options(url=database_url).load()
+    for mode in ("extended", "formatted", "cost", "codegen"):
+        frame.explain(mode=mode)
+    logged = "".join(capfd.readouterr())
+    assert "Physical Plan" in logged
+    assert "channel must not be null" in logged
+    assert_nothing_of(database_url, logged)
+    assert "hunter2" not in logged
+    assert not plans
+
+
+def assert_nothing_of(url: str, text: str) -> None:
+    name = url.partition("?")[0].rpartition("/")[2]
+    assert name
+    assert name not in text
+    assert url not in text
+
+
+def test_a_stream(spark: "SparkSession", database_url: str, watching: psycopg.Connection[Any], tmp_path: Path) -> None:
+    """What is new, each time; also when Spark forgets that it was done."""
+    incoming, checkpoint, rejects = tmp_path / "incoming", tmp_path / "checkpoint", tmp_path / "rejects"
+    incoming.mkdir()
+
+    def run(*names: str) -> None:
+        for name in names:
+            lines = [{"channel": "acme", "key": f"{name}-{number}", "cost": number} for number in range(3)]
+            (incoming / f"{name}.json").write_text("\n".join(map(json.dumps, lines)))
+        frame = spark.readStream.schema("channel string, key string, cost double").json(str(incoming))
+        options = {"url": database_url, "checkpointLocation": str(checkpoint), "rejects": str(rejects)}
+        query = frame.writeStream.format("fairqueue").options(on_conflict="raise", **options)
+        query.trigger(availableNow=True).start().awaitTermination()
+
+    run("a", "b")
+    run()
+    run("c")
+    batches = sorted(path.name for path in (checkpoint / "commits").glob("[0-9]*"))
+    assert batches == ["0", "1"]
+    for path in (checkpoint / "commits").glob("*1*"):
+        path.unlink()
+    run("d")
+    once_each(watching, [f"{name}-{number}" for name in "abcd" for number in (1, 2)])
+    assert sorted(row.key for row in spark.read.parquet(str(rejects)).collect()) == [f"{name}-0" for name in "abcd"]
+    assert stages(watching) == 0
