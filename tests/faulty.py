@@ -11,6 +11,7 @@ of a part              in its first so many attempts
 ``raise``              it raises in the middle
 ``lose``               it raises when all is done
 ``linger``             it stays in the middle until the file ``go`` is there
+``linger at the end``  it stays when all is done until the file ``go`` is there
 ====================== =============================================================================================
 
 ``driver`` is ``fail before``, ``fail after``, ``wait before`` or ``wait after``, of entering: it raises, or makes the file
@@ -57,6 +58,8 @@ class Faults:
     def at_the_end(self, kind: str) -> None:
         if kind == "lose":
             raise RuntimeError("a fault at the end")
+        if kind == "linger at the end":
+            self.stay("lingers")
 
     def of_driver(self, when: str) -> None:
         match self.places.get("driver", "").split():

@@ -6,6 +6,7 @@ What doesn't need Spark for it is in test_spark_loading.py: two drivers at once,
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ pytest.importorskip("pyspark")
 
 from pyspark import cloudpickle
 from pyspark.errors import PySparkException, StreamingQueryException
+from pyspark.find_spark_home import _find_spark_home
 
 from fairqueue import embedded, schema
 from fairqueue.spark.engine.loading import clean, progress
@@ -161,24 +163,34 @@ def test_a_server_that_crashes_before_the_commit(session: "SparkSession", tmp_pa
             assert stages(watching) == 0
 
 
+def start(log: Path, *command: str, **environment: str) -> subprocess.Popen[str]:
+    """A process that can be killed with all that it starts; its output goes to the end of a file."""
+    with log.open("a") as output:
+        return subprocess.Popen(
+            command,
+            cwd=Path(__file__).parents[1],
+            env=os.environ | environment,
+            start_new_session=True,
+            stdout=output,
+            stderr=output,
+            text=True,
+        )
+
+
 @pytest.mark.slow
 def test_a_driver_that_is_killed(
     session: "SparkSession", database_url: str, watching: psycopg.Connection[Any], tmp_path: Path
 ) -> None:
     """With kill -9, in the two moments in which it matters; whoever runs its jobs again need not know in which."""
     place = Place(url=database_url)
-    command = [sys.executable, "-m", "tests.dying_driver", database_url, str(tmp_path)]
     log = tmp_path / "log"
-    with log.open("w") as output:
-        driver = subprocess.Popen(
-            command, cwd=Path(__file__).parents[1], start_new_session=True, stdout=output, stderr=output
-        )
-        try:
-            moments = [tmp_path / "before", tmp_path / "after"]
-            wait_until(lambda: all(moment.exists() for moment in moments) or driver.poll() is not None, 180)
-        finally:
-            # The JVM with it.
-            os.killpg(driver.pid, signal.SIGKILL)
+    driver = start(log, sys.executable, "-m", "tests.drivers", "dying", database_url, str(tmp_path))
+    try:
+        moments = [tmp_path / "before", tmp_path / "after"]
+        wait_until(lambda: all(moment.exists() for moment in moments) or driver.poll() is not None, 180)
+    finally:
+        # The JVM with it.
+        os.killpg(driver.pid, signal.SIGKILL)
     assert driver.wait() == -signal.SIGKILL, log.read_text()
     assert [progress(place, f"job/{job}") for job in ("before", "after")] == [None, 0]
     assert stages(watching) == 2
@@ -190,4 +202,38 @@ def test_a_driver_that_is_killed(
         watching, [f"{job}/k{number}" for job in ("before", "after") for number in range(100)], "channel || '/' || key"
     )
     assert clean(place, hours=0) == 2
+    assert stages(watching) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.soak
+@pytest.mark.skipif("FAIRQUEUE_TEST_SECONDS" not in os.environ, reason="takes its time: make soak")
+def test_speculation(database_url: str, watching: psycopg.Connection[Any], tmp_path: Path) -> None:
+    """Two attempts at one task, on two hosts, as a cluster has it: the one that is told of is entered."""
+    log, processes = tmp_path / "log", []
+    spark_class = str(Path(_find_spark_home()) / "bin" / "spark-class")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    master = f"spark://127.0.0.1:{port}"
+    try:
+        command = [spark_class, "org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--port", str(port)]
+        processes.append(start(log, *command, "--webui-port", "0", SPARK_LOCAL_IP="127.0.0.1"))
+        for host in ("127.0.0.2", "127.0.0.3"):
+            command = [spark_class, "org.apache.spark.deploy.worker.Worker", "--host", host, "--cores", "1", master]
+            command += ["--memory", "600m", "--webui-port", "0", "--work-dir", str(tmp_path / host)]
+            processes.append(start(log, *command, SPARK_LOCAL_IP=host))
+        driver = start(log, sys.executable, "-m", "tests.drivers", "speculating", database_url, str(tmp_path), master)
+        processes.append(driver)
+        assert driver.wait(240) == 0, log.read_text()
+    finally:
+        for process in processes:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    kinds = ("linger", "linger at the end")
+    for kind in kinds:
+        # It was there, and nobody has told it to go.
+        assert {path.name for path in (tmp_path / kind).iterdir()} == {"lingers", "done"}
+    expected = [f"{kind}/k{number}" for kind in kinds for number in range(400)]
+    once_each(watching, expected, "channel || '/' || key")
     assert stages(watching) == 0

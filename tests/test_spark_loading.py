@@ -180,14 +180,16 @@ class TestAttempts:
         assert stages(watching) == 0
 
     def test_cleaning_waits_for_nobody(
-        self, place: Place, raw: Raw, database_url: str, watching: psycopg.Connection[Any]
+        self, place: Place, raw: Raw, database_url: str, watching: psycopg.Connection[Any], pool: ThreadPoolExecutor
     ) -> None:
         """Neither do drivers: somebody reads the tables that are to be dropped, as pg_dump does."""
         run = new_run()
         parts = [stage(place, run, number, keyed(str(number))) for number in range(2)]
         reader = raw(database_url)
         reader.execute(f'SELECT FROM fairqueue."{parts[0].table}"'.encode())
-        assert enter(place, run, parts) == Entered(2, 2, repeated=False)
+        patient = make_url(database_url).update_query_dict({"options": "-c lock_timeout=0"}).render_as_string(False)
+        entered = pool.submit(enter, Place(url=patient), run, parts)
+        assert entered.result(30) == Entered(2, 2, repeated=False)
         stage(place, new_run(), 0, keyed("x"))
         assert stages(watching) == 2
         assert clean(place, hours=0) == 1

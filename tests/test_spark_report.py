@@ -3,7 +3,6 @@
 import math
 import random
 import re
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 from pathlib import Path
@@ -112,22 +111,6 @@ def _alive(row: Row, state: str) -> Row:
 def frame(spark: "SparkSession", rows: list[Row], schema: str) -> "DataFrame":
     names = [part.split()[0] for part in schema.split(",")]
     return spark.createDataFrame([tuple(row.get(name) for name in names) for row in rows], schema)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick(spark: "SparkSession") -> Iterator[None]:
-    """For a few rows it takes longer to compile a plan than to interpret it."""
-    quick = {
-        "spark.sql.codegen.wholeStage": "false",
-        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-        "spark.sql.adaptive.enabled": "false",
-    }
-    before = {name: spark.conf.get(name) for name in quick}
-    for name, value in quick.items():
-        spark.conf.set(name, value)
-    yield
-    for name, old in before.items():
-        spark.conf.set(name, str(old))
 
 
 @pytest.fixture(scope="module")

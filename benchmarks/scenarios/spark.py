@@ -115,7 +115,7 @@ def reading(rows: int, bench: Bench) -> Iterable[Record]:
     with _database(bench) as (dsn, admin), _session(dsn) as spark, _folder() as folder:
         from fairqueue.spark import archive
 
-        admin.execute(_HISTORY.format(channels=_CHANNELS, rows=rows))
+        admin.execute(_HISTORY.format(channels=_CHANNELS, rows=rows).encode())
         admin.execute("VACUUM (ANALYZE) fairqueue.history")
         options = _options(dsn)
 

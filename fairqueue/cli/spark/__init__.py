@@ -6,6 +6,7 @@ import click
 
 from fairqueue.cli.base import EXIT_CODES, Group
 
+from .archive import archive
 from .clean import clean
 from .enqueue import enqueue
 from .report import report
@@ -22,5 +23,5 @@ def spark() -> None:
     """
 
 
-for command in (enqueue, report, simulate, clean):
+for command in (enqueue, archive, report, simulate, clean):
     spark.add_command(command)

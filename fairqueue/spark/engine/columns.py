@@ -25,6 +25,8 @@ backoff         number, day-time interval     seconds
 =============== ============================= ==================================================================
 """
 
+# pyarrow.compute makes its functions when it is imported.
+# pyright: reportAttributeAccessIssue=false
 from __future__ import annotations
 
 import json

@@ -11,6 +11,8 @@ that is there twice counts twice. It finds what got lost or was changed by mista
 who means harm.
 """
 
+# pyarrow.compute makes its functions when it is imported.
+# pyright: reportAttributeAccessIssue=false
 from __future__ import annotations
 
 from dataclasses import dataclass

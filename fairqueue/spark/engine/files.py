@@ -5,6 +5,8 @@ A file holds rows of one day (UTC, of ``finished_at``) and one queue. Where it i
 nothing in it that only Spark would understand.
 """
 
+# pyarrow.compute makes its functions when it is imported.
+# pyright: reportAttributeAccessIssue=false
 from __future__ import annotations
 
 import os

@@ -114,7 +114,7 @@ def enter(
     with place.connect() as connection:
         try:
             row = connection.execute(
-                f"SELECT * FROM {place.name('load_enter')}(%s, %s, %s, %s, %s, %s)",
+                f"SELECT * FROM {place.name('load_enter')}(%s, %s, %s, %s, %s, %s)".encode(),
                 (run, [part.table for part in staged], [part.rows for part in staged], name, epoch or 0, on_conflict),
             ).fetchone()
         except psycopg.Error as error:
@@ -159,14 +159,14 @@ def load_part(place: Place, name: str, batches: Callable[[int], Iterable[pa.Reco
 def progress(place: Place, name: str) -> int | None:
     """The last epoch noted under this name; None: there is none."""
     with place.connect() as connection:
-        row = connection.execute(f"SELECT epoch FROM {place.name('load')} WHERE name = %s", (name,)).fetchone()
+        row = connection.execute(f"SELECT epoch FROM {place.name('load')} WHERE name = %s".encode(), (name,)).fetchone()
     return None if row is None else int(row[0])
 
 
 def abandon(place: Place, run: str) -> int:
     """Drop what a run has staged; how many tables that were. What it has entered stays."""
     with place.connect() as connection:
-        row = connection.execute(f"SELECT {place.name('stage_drop')}(%s)", (run,)).fetchone()
+        row = connection.execute(f"SELECT {place.name('stage_drop')}(%s)".encode(), (run,)).fetchone()
     return 0 if row is None else int(row[0])
 
 
@@ -176,7 +176,8 @@ def clean(place: Place, hours: float = 24) -> int:
     with place.connect(autocommit=True) as connection:
         # So many at a time.
         while row := connection.execute(
-            f"SELECT n FROM {place.name('stage_clean')}(make_interval(secs => %s)) n WHERE n > 0", (hours * 3600,)
+            f"SELECT n FROM {place.name('stage_clean')}(make_interval(secs => %s)) n WHERE n > 0".encode(),
+            (hours * 3600,),
         ).fetchone():
             dropped += row[0]
     return dropped
