@@ -1,4 +1,4 @@
-"""Drivers of their own, as processes that a test starts and may kill: `python -m tests.drivers NAME URL FOLDER [MASTER]`."""
+"""Drivers that a test starts as processes, and may kill: `python -m tests.drivers NAME URL FOLDER [MASTER]`."""
 
 import json
 import sys
@@ -20,7 +20,9 @@ def dying(url: str, folder: Path) -> None:
 
         def load(job: str) -> None:
             # In a thread, Spark knows data sources only after it was given a frame there.
-            rows = spark.createDataFrame([(job, f"k{number}") for number in range(100)], "channel string, key string")
+            rows = spark.createDataFrame(
+                [(job, str(number)) for number in range(100)], "channel string, payload string"
+            )
             faults = {"driver": f"wait {job}", "folder": str(folder)}
             options = {"url": url, "job": job, "faults": json.dumps(faults)}
             rows.write.format("faulty").mode("append").options(**options).save()
@@ -41,19 +43,22 @@ def speculating(url: str, folder: Path, master: str) -> None:
         "spark.speculation.minTaskRuntime": "200ms",
     }
     # The executors don't find the tests.
-    cloudpickle.register_pickle_by_value(faulty)
+    cloudpickle.register_pickle_by_value(faulty)  # type: ignore[no-untyped-call]
     with local_session(master, memory="512m", settings=settings) as spark:
         spark.dataSource.register(faulty.FaultySource)
         for kind in ("linger", "linger at the end"):
             place = folder / kind
             place.mkdir()
-            rows = spark.range(0, 400, 1, 4).selectExpr(f"'{kind}' AS channel", "concat('k', id) AS key")
+            rows = spark.range(0, 400, 1, 4).selectExpr(f"'{kind}' AS channel", "string(id) AS payload")
             faults: dict[str, Any] = {"3": [kind, 1], "folder": str(place)}
-            options = {"url": url, "job": kind, "on_conflict": "raise", "faults": json.dumps(faults)}
+            options = {"url": url, "job": kind, "faults": json.dumps(faults)}
             rows.write.format("faulty").mode("append").options(**options).save()
             (place / "done").touch()
 
 
 if __name__ == "__main__":
     role, url, folder, *rest = sys.argv[1:]
-    {"dying": dying, "speculating": speculating}[role](url, Path(folder), *rest)
+    if role == "dying":
+        dying(url, Path(folder))
+    else:
+        speculating(url, Path(folder), *rest)

@@ -1,4 +1,4 @@
-"""The data source, with faults at chosen places: format "faulty" is "fairqueue" with the option ``faults``, a JSON object.
+"""The data source, with faults at chosen places: format "faulty" is "fairqueue" with the option ``faults``, JSON.
 
 ::
 
@@ -10,12 +10,12 @@ of a part              in its first so many attempts
 ``kill``               its process is killed in the middle
 ``raise``              it raises in the middle
 ``lose``               it raises when all is done
-``linger``             it stays in the middle until the file ``go`` is there
+``linger``             it stays in the middle until the file ``go`` is there; other attempts wait for it
 ``linger at the end``  it stays when all is done until the file ``go`` is there
 ====================== =============================================================================================
 
-``driver`` is ``fail before``, ``fail after``, ``wait before`` or ``wait after``, of entering: it raises, or makes the file
-``before`` or ``after`` and stays there until there is a file ``go``. ``folder`` is where these files are.
+``driver`` is ``fail before``, ``fail after``, ``wait before`` or ``wait after``, of entering: it raises, or makes the
+file ``before`` or ``after`` and stays there until there is a file ``go``. ``folder`` is where these files are.
 """
 
 import json
@@ -43,7 +43,12 @@ class Faults:
         context = TaskContext.get()
         assert context is not None
         kind, attempts = self.places.get(str(context.partitionId()), ("", 0))
-        return kind if context.attemptNumber() < attempts else ""
+        if context.attemptNumber() < attempts:
+            return str(kind)
+        if kind.startswith("linger"):
+            # Only one attempt at a time would show nothing.
+            self.wait_for("lingers")
+        return ""
 
     def amid(self, kind: str, batches: Iterator[Any]) -> Iterator[Any]:
         for number, batch in enumerate(batches):
@@ -70,8 +75,11 @@ class Faults:
 
     def stay(self, name: str) -> None:
         (self.folder / name).touch()
+        self.wait_for("go")
+
+    def wait_for(self, name: str) -> None:
         until = time.monotonic() + 60
-        while not (self.folder / "go").exists():
+        while not (self.folder / name).exists():
             if time.monotonic() > until:
                 raise TimeoutError(name)
             time.sleep(0.02)

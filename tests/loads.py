@@ -76,6 +76,6 @@ def bodies(rows: int, size: int) -> pa.RecordBatch:
         "queue": ["default"] * rows,
         "channel": ["acme"] * rows,
         "key": [f"{number:09}" for number in range(rows)],
-        "body": [random.randbytes(size) for _ in range(rows)],
+        "body": [random.randbytes(size) for _ in range(rows)],  # noqa: S311
     }
     return pa.RecordBatch.from_pydict(made)

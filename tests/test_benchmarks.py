@@ -25,6 +25,7 @@ from benchmarks.systems import SYSTEMS, Fill, System, payload_of
 from benchmarks.systems.peers import PEERS
 from benchmarks.workers import Arrival, Sent, produce
 from tests.fixtures.postgres import Postgres, libpq
+from tests.fixtures.spark import on_spark
 
 PAYLOAD = payload_of(100)
 
@@ -106,10 +107,21 @@ def bench(postgres: Postgres) -> Iterator[Bench]:
         assert admin.execute(left, (f"{place.name}%",)).fetchone() == (0,)
 
 
-CASES = [(name, case) for name, module in SCENARIOS.items() if name != "peers" for case in module.cases(TINY)]
+CASES = [
+    pytest.param(
+        name,
+        case,
+        id=f"{name}: {case.label}",
+        # In the session of all tests.
+        marks=[*on_spark, pytest.mark.usefixtures("spark")] if name == "spark" else [],
+    )
+    for name, module in SCENARIOS.items()
+    if name != "peers"
+    for case in module.cases(TINY)
+]
 
 
-@pytest.mark.parametrize(("name", "case"), CASES, ids=[f"{name}: {case.label}" for name, case in CASES])
+@pytest.mark.parametrize(("name", "case"), CASES)
 def test_every_scenario_runs(name: str, case: Case, bench: Bench, tmp_path: Path) -> None:
     records = list(case.run(bench))
     assert records

@@ -59,7 +59,7 @@ def complaint(*arguments: str, code: int, environment: dict[str, str] | None = N
         (["dead", "list", "--channel", "acme"], "give --queue too"),
         (["grant", "role"], "give the KIND of the role"),
         (["grant", "role", "worker", "--revoke"], "leave KIND out"),
-        (["grant", "role", "king"], "kind must be producer, worker, observer or operator, not 'king'"),
+        (["grant", "role", "king"], "kind must be producer, worker, observer, operator or pipeline, not 'king'"),
         (["grant", "public", "worker"], "role must be one that exists, not 'public'"),
         (["worker"], "Missing argument 'MODULE:APP...'"),
         (["worker", "shop.jobs"], "must be a module and a Worker in it, such as shop.jobs:app, not 'shop.jobs'"),

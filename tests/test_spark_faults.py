@@ -40,7 +40,9 @@ if TYPE_CHECKING:
 
 pytestmark = on_spark
 
-KEYS = [f"k{number}" for number in range(300)]
+ROWS = range(300)
+#: Without keys, as the queue itself would see to those.
+NUMBER = "payload::int"
 #: A worker that is killed in the middle, a task that fails twice, one whose message is lost.
 ALL = {"0": ["kill", 1], "1": ["raise", 2], "2": ["lose", 1]}
 
@@ -49,12 +51,12 @@ ALL = {"0": ["kill", 1], "1": ["raise", 2], "2": ["lose", 1]}
 def session(spark: "SparkSession") -> "Iterator[SparkSession]":
     """It knows the source with faults, and hands rows on a few at a time, so that a partition has a middle."""
     # The workers may not find the tests.
-    cloudpickle.register_pickle_by_value(faulty)
+    cloudpickle.register_pickle_by_value(faulty)  # type: ignore[no-untyped-call]
     spark.dataSource.register(faulty.FaultySource)
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "40")
     yield spark
     spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
-    cloudpickle.unregister_pickle_by_value(faulty)
+    cloudpickle.unregister_pickle_by_value(faulty)  # type: ignore[no-untyped-call]
 
 
 @pytest.fixture
@@ -63,7 +65,7 @@ def watching(raw: Raw, database_url: str) -> psycopg.Connection[Any]:
 
 
 def rows(session: "SparkSession", partitions: int = 3) -> "DataFrame":
-    return session.range(0, 300, 1, partitions).selectExpr("'acme' AS channel", "concat('k', id) AS key")
+    return session.range(0, 300, 1, partitions).selectExpr("'acme' AS channel", "string(id) AS payload")
 
 
 def save(frame: "DataFrame", url: str, faults: dict[str, Any] | None = None, **options: str) -> None:
@@ -73,8 +75,8 @@ def save(frame: "DataFrame", url: str, faults: dict[str, Any] | None = None, **o
 
 @pytest.mark.parametrize("commit", ["atomic", "direct"])
 def test_tasks(session: "SparkSession", database_url: str, watching: psycopg.Connection[Any], commit: str) -> None:
-    save(rows(session), database_url, ALL, commit=commit, on_conflict="raise")
-    once_each(watching, KEYS)
+    save(rows(session), database_url, ALL, commit=commit)
+    once_each(watching, ROWS, NUMBER)
     assert stages(watching) == 0
 
 
@@ -90,14 +92,14 @@ def test_drivers(session: "SparkSession", database_url: str, watching: psycopg.C
 
     for fault, entered in (("fail before", False), ("fail after", True)):
         with pytest.raises(PySparkException, match=f"a {fault.replace('fail', 'fault')} entering"):
-            save(rows(session), database_url, {"driver": fault}, job="nightly", on_conflict="raise")
-        once_each(watching, KEYS if entered else [])
+            save(rows(session), database_url, {"driver": fault}, job="nightly")
+        once_each(watching, ROWS if entered else [], NUMBER)
         assert stages(watching) == 0
         assert (progress(place, "job/nightly") is not None) == entered
 
     for commit in ("atomic", "direct"):
-        save(rows(session), database_url, {}, job="nightly", on_conflict="raise", commit=commit)
-    once_each(watching, KEYS)
+        save(rows(session), database_url, {}, job="nightly", commit=commit)
+    once_each(watching, ROWS, NUMBER)
     assert stages(watching) == 0
 
 
@@ -107,21 +109,20 @@ def test_streams(session: "SparkSession", database_url: str, watching: psycopg.C
     incoming.mkdir()
 
     def run(batch: int, faults: dict[str, Any]) -> str:
-        lines = [json.dumps({"channel": "acme", "key": f"{batch}-{number}"}) for number in range(300)]
+        lines = [json.dumps({"channel": "acme", "payload": str(1000 * batch + number)}) for number in ROWS]
         (incoming / f"{batch}.json").write_text("\n".join(lines))
-        frame = session.readStream.schema("channel string, key string").json(str(incoming)).repartition(3)
+        frame = session.readStream.schema("channel string, payload string").json(str(incoming)).repartition(3)
         options = {
             "url": database_url,
             "faults": json.dumps(faults),
             "checkpointLocation": str(tmp_path / "checkpoint"),
         }
-        # Rows without keys' help.
-        query = frame.writeStream.format("faulty").options(on_conflict="raise", **options)
+        query = frame.writeStream.format("faulty").options(**options)
         started = query.trigger(availableNow=True).start()
         started.awaitTermination()
         return str(started.id)
 
-    name = f"query/{run(0, ALL)}"
+    name = f"query/{run(0, {'0': ['kill', 1], '2': ['lose', 1]})}"
     assert progress(place, name) == 0
     with pytest.raises(StreamingQueryException, match="a fault after entering"):
         run(1, {"driver": "fail after"})
@@ -130,7 +131,7 @@ def test_streams(session: "SparkSession", database_url: str, watching: psycopg.C
     # Batch 1 again, and batch 2.
     run(2, {})
     assert progress(place, name) == 2
-    once_each(watching, [f"{batch}-{number}" for batch in range(3) for number in range(300)])
+    once_each(watching, [1000 * batch + number for batch in range(3) for number in ROWS], NUMBER)
     assert stages(watching) == 0
 
 
@@ -154,12 +155,11 @@ def test_a_server_that_crashes_before_the_commit(session: "SparkSession", tmp_pa
                 url,
                 {"driver": "wait before", "folder": str(tmp_path)},
                 job="nightly",
-                on_conflict="raise",
             )
         crashed.result()
-        save(rows(session), url, job="nightly", on_conflict="raise")
+        save(rows(session), url, job="nightly")
         with psycopg.connect(url.replace("+psycopg", ""), autocommit=True) as watching:
-            once_each(watching, KEYS)
+            once_each(watching, ROWS, NUMBER)
             assert stages(watching) == 0
 
 
@@ -196,10 +196,12 @@ def test_a_driver_that_is_killed(
     assert stages(watching) == 2
 
     for job in ("before", "after"):
-        again = session.range(0, 100, 1, 2).selectExpr(f"'{job}' AS channel", "concat('k', id) AS key")
-        save(again, database_url, job=job, on_conflict="raise")
+        again = session.range(0, 100, 1, 2).selectExpr(f"'{job}' AS channel", "string(id) AS payload")
+        save(again, database_url, job=job)
     once_each(
-        watching, [f"{job}/k{number}" for job in ("before", "after") for number in range(100)], "channel || '/' || key"
+        watching,
+        [f"{job}/{number}" for job in ("before", "after") for number in range(100)],
+        "channel || '/' || payload",
     )
     assert clean(place, hours=0) == 2
     assert stages(watching) == 0
@@ -234,6 +236,6 @@ def test_speculation(database_url: str, watching: psycopg.Connection[Any], tmp_p
     for kind in kinds:
         # It was there, and nobody has told it to go.
         assert {path.name for path in (tmp_path / kind).iterdir()} == {"lingers", "done"}
-    expected = [f"{kind}/k{number}" for kind in kinds for number in range(400)]
-    once_each(watching, expected, "channel || '/' || key")
+    expected = [f"{kind}/{number}" for kind in kinds for number in range(400)]
+    once_each(watching, expected, "channel || '/' || payload")
     assert stages(watching) == 0

@@ -1,7 +1,7 @@
 """Bulk loads without Spark: each row is in the queue once, or none is, whatever happens on the way."""
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -52,30 +52,35 @@ def watching(raw: Raw, database_url: str) -> psycopg.Connection[Any]:
     return observer(raw, database_url)
 
 
+class Others:
+    """Connections and threads beside the test's own."""
+
+    def __init__(self, raw: Raw, url: str, pool: ThreadPoolExecutor) -> None:
+        self.raw, self.url, self.pool = raw, url, pool
+        self.watching = observer(raw, url)
+
+    def connect(self) -> psycopg.Connection[Any]:
+        return self.raw(self.url)
+
+    def entering(self, run: str, parts: list[Part], name: str | None = None) -> psycopg.Connection[Any]:
+        """A driver that has entered a load, and has not committed yet."""
+        driver = self.connect()
+        tables, counts = [part.table for part in parts], [part.rows for part in parts]
+        driver.execute("SELECT fairqueue.load_enter(%s, %s, %s, %s)", (run, tables, counts, name))
+        return driver
+
+    def waiting(self, act: Callable[[], Any]) -> Callable[[], Any]:
+        """Let another thread do what has to wait, and see that it does; returns what waits for its end."""
+        future = self.pool.submit(act)
+        wait_until(lambda: value(self.watching, WAITING) or future.done())
+        assert not future.done(), future.result()
+        return lambda: future.result(30)
+
+
 @pytest.fixture
-def pool() -> Iterator[ThreadPoolExecutor]:
+def others(raw: Raw, database_url: str) -> Iterator[Others]:
     with ThreadPoolExecutor(4) as pool:
-        yield pool
-
-
-class Waiting:
-    """Something in another thread that has to wait, and is seen to."""
-
-    def __init__(self, pool: ThreadPoolExecutor, watching: psycopg.Connection[Any], act: Callable[[], Any]) -> None:
-        self.future: Future[Any] = pool.submit(act)
-        wait_until(lambda: value(watching, WAITING) or self.future.done())
-        assert not self.future.done(), self.future.result()
-
-    def result(self) -> Any:
-        return self.future.result(30)
-
-
-def begin_enter(raw: Raw, database_url: str, run: str, parts: list[Part], name: str) -> psycopg.Connection[Any]:
-    """A driver that has entered a load, and has not committed yet."""
-    first = raw(database_url)
-    tables, counts = [part.table for part in parts], [part.rows for part in parts]
-    first.execute("SELECT fairqueue.load_enter(%s, %s, %s, %s)", (run, tables, counts, name))
-    return first
+        yield Others(raw, database_url, pool)
 
 
 class TestAttempts:
@@ -102,7 +107,7 @@ class TestAttempts:
         with pytest.raises(InvalidValue, match=r"^row 1 of the partition: cost"):
             stage(place, new_run(), 0, rows())
         with pytest.raises(InvalidValue, match=r"^row 1 of the partition: cost"):
-            load_part(place, "part/x/0", lambda now: rows())
+            load_part(place, "part/x/0", lambda _: rows())
         assert stages(watching) == 0
         assert progress(place, "part/x/0") is None
         once_each(watching, [])
@@ -132,11 +137,11 @@ class TestAttempts:
         once_each(watching, ["b"])
 
     def test_a_driver_that_dies_before_the_commit(
-        self, place: Place, raw: Raw, database_url: str, watching: psycopg.Connection[Any]
+        self, place: Place, others: Others, watching: psycopg.Connection[Any]
     ) -> None:
         run = new_run()
         parts = [stage(place, run, 0, keyed("a"))]
-        driver = begin_enter(raw, database_url, run, parts, JOB)
+        driver = others.entering(run, parts, JOB)
         watching.execute("SELECT pg_terminate_backend(%s)", (driver.info.backend_pid,))
         wait_until(
             lambda: (
@@ -179,16 +184,14 @@ class TestAttempts:
         assert clean(place, hours=0) == 1
         assert stages(watching) == 0
 
-    def test_cleaning_waits_for_nobody(
-        self, place: Place, raw: Raw, database_url: str, watching: psycopg.Connection[Any], pool: ThreadPoolExecutor
-    ) -> None:
+    def test_cleaning_waits_for_nobody(self, place: Place, others: Others, watching: psycopg.Connection[Any]) -> None:
         """Neither do drivers: somebody reads the tables that are to be dropped, as pg_dump does."""
         run = new_run()
         parts = [stage(place, run, number, keyed(str(number))) for number in range(2)]
-        reader = raw(database_url)
+        reader = others.connect()
         reader.execute(f'SELECT FROM fairqueue."{parts[0].table}"'.encode())
-        patient = make_url(database_url).update_query_dict({"options": "-c lock_timeout=0"}).render_as_string(False)
-        entered = pool.submit(enter, Place(url=patient), run, parts)
+        patient = make_url(others.url).update_query_dict({"options": "-c lock_timeout=0"}).render_as_string(False)
+        entered = others.pool.submit(enter, Place(url=patient), run, parts)
         assert entered.result(30) == Entered(2, 2, repeated=False)
         stage(place, new_run(), 0, keyed("x"))
         assert stages(watching) == 2
@@ -203,10 +206,10 @@ class TestAttempts:
         once_each(watching, ["0", "1"])
 
     def test_cleaning_what_is_being_entered(
-        self, place: Place, raw: Raw, database_url: str, watching: psycopg.Connection[Any]
+        self, place: Place, others: Others, watching: psycopg.Connection[Any]
     ) -> None:
         run = new_run()
-        driver = begin_enter(raw, database_url, run, [stage(place, run, 0, keyed("a"))], JOB)
+        driver = others.entering(run, [stage(place, run, 0, keyed("a"))], JOB)
         assert clean(place, hours=0) == 0
         driver.commit()
         assert clean(place, hours=0) == 0
@@ -230,7 +233,7 @@ class TestNames:
         assert progress(place, JOB) == 0
         run = new_run()
         assert enter(place, run, [Part(0, 2), Part(1, 1)], name=JOB) == Entered(3, 2, repeated=True)
-        told = f"^{JOB} has been loaded before, with 3 rows, not 1; what was loaded then is in the queue, nothing was added"
+        told = f"^{JOB} has been loaded before, with 3 rows, not 1; what was loaded then is in the queue, nothing was"
         with pytest.raises(LoadFailed, match=told):
             enter(place, run, [stage(place, run, 0, keyed("c"))], name=JOB)
         once_each(watching, ["a", "b"])
@@ -241,50 +244,35 @@ class TestNames:
         assert enter(place, new_run(), [Part(0, 0)], name=JOB) == Entered(0, 0, repeated=True)
 
     @pytest.mark.parametrize("fate", ["commit", "rollback"])
-    def test_two_drivers(
-        self,
-        place: Place,
-        raw: Raw,
-        database_url: str,
-        watching: psycopg.Connection[Any],
-        pool: ThreadPoolExecutor,
-        fate: str,
-    ) -> None:
+    def test_two_drivers(self, place: Place, others: Others, watching: psycopg.Connection[Any], fate: str) -> None:
         """The second waits, and goes by how the first ended."""
         runs = [new_run(), new_run()]
         parts = [[stage(place, run, 0, keyed("a", "b"))] for run in runs]
-        first = begin_enter(raw, database_url, runs[0], parts[0], JOB)
-        second = Waiting(pool, watching, lambda: enter(place, runs[1], parts[1], name=JOB))
+        first = others.entering(runs[0], parts[0], JOB)
+        second = others.waiting(lambda: enter(place, runs[1], parts[1], name=JOB))
         getattr(first, fate)()
-        assert second.result() == Entered(2, 2, repeated=fate == "commit")
+        assert second() == Entered(2, 2, repeated=fate == "commit")
         once_each(watching, ["a", "b"])
         assert stages(watching) == clean(place, hours=0) == (0 if fate == "commit" else 1)
 
     @pytest.mark.parametrize("key", ["a", None])
     def test_two_drivers_of_one_run(
-        self,
-        place: Place,
-        raw: Raw,
-        database_url: str,
-        watching: psycopg.Connection[Any],
-        pool: ThreadPoolExecutor,
-        key: str | None,
+        self, place: Place, others: Others, watching: psycopg.Connection[Any], key: str | None
     ) -> None:
         """Without a name, too: there is one set of tables, which are gone."""
         run = new_run()
         parts = [stage(place, run, 0, staged({"key": key}))]
-        first = raw(database_url)
-        first.execute("SELECT fairqueue.load_enter(%s, %s, '{1}')", (run, [parts[0].table]))
-        second = Waiting(pool, watching, lambda: enter(place, run, parts))
+        first = others.entering(run, parts)
+        second = others.waiting(lambda: enter(place, run, parts))
         first.commit()
         with pytest.raises(LoadFailed):
-            second.result()
+            second()
         assert value(watching, "SELECT count(*) FROM fairqueue.message") == 1
 
     def test_the_batches_of_a_stream(self, place: Place, watching: psycopg.Connection[Any]) -> None:
         """Only a higher number is entered; which rows a lower one has doesn't matter."""
         query = "query/1f"
-        found = []
+        found: list[bool] = []
         for epoch in (0, 0, 3, 3, 2, 0, 4):
             run = new_run()
             keys = [f"{epoch}-{number}" for number in range(epoch + 1)] if found else ["0-0"]
@@ -339,27 +327,20 @@ class TestKeys:
     @pytest.mark.parametrize("on_conflict", ["ignore", "raise"])
     @pytest.mark.parametrize("fate", ["commit", "rollback"])
     def test_a_producer_that_holds_the_key(
-        self,
-        place: Place,
-        raw: Raw,
-        database_url: str,
-        watching: psycopg.Connection[Any],
-        pool: ThreadPoolExecutor,
-        on_conflict: str,
-        fate: str,
+        self, place: Place, others: Others, watching: psycopg.Connection[Any], on_conflict: str, fate: str
     ) -> None:
-        producer = raw(database_url)
+        producer = others.connect()
         producer.execute("SELECT fairqueue.message_create('acme', key => 'k')")
         run = new_run()
         parts = [stage(place, run, 0, keyed("j", "k"))]
-        load = Waiting(pool, watching, lambda: enter(place, run, parts, on_conflict=on_conflict))
+        load = others.waiting(lambda: enter(place, run, parts, on_conflict=on_conflict))
         getattr(producer, fate)()
         if (on_conflict, fate) == ("raise", "commit"):
             with pytest.raises(LoadFailed, match=r"^a key is live"):
-                load.result()
+                load()
             once_each(watching, ["k"])
         else:
-            assert load.result().entered == (1 if fate == "commit" else 2)
+            assert load().entered == (1 if fate == "commit" else 2)
             once_each(watching, ["j", "k"])
 
     def test_the_first_of_many(self, place: Place, watching: psycopg.Connection[Any]) -> None:
@@ -368,19 +349,17 @@ class TestKeys:
         assert enter(place, run, [stage(place, run, 0, rows)]) == Entered(300, 7, repeated=False)
         once_each(watching, range(7), "payload::int")
 
-    def test_in_their_order(
-        self, place: Place, raw: Raw, database_url: str, watching: psycopg.Connection[Any], pool: ThreadPoolExecutor
-    ) -> None:
+    def test_in_their_order(self, place: Place, others: Others, watching: psycopg.Connection[Any]) -> None:
         """As producers enter them, so that nobody waits in a circle: who waits for "b" doesn't hold "c" yet."""
-        producer, other = raw(database_url), impatient(raw, database_url)
+        producer, other = others.connect(), impatient(others.raw, others.url)
         producer.execute("SELECT fairqueue.message_create('acme', key => 'b')")
         run = new_run()
         parts = [stage(place, run, number, keyed(*keys)) for number, keys in enumerate(["cb", "da"])]
-        load = Waiting(pool, watching, lambda: enter(place, run, parts))
+        load = others.waiting(lambda: enter(place, run, parts))
         other.execute("SELECT fairqueue.message_create('acme', key => 'c')")
         other.commit()
         producer.rollback()
-        assert load.result().entered == 3
+        assert load().entered == 3
         once_each(watching, "abcd")
 
 
@@ -404,7 +383,7 @@ class TestMessages:
     def test_when(self, place: Place, session: Session) -> None:
         """By the clock of the database, from when the load is entered."""
         now = clock(session)
-        rows = [{"delay": 1.5}, {"dequeue_at": 5}, {"priority": 3}, {"priority": 0}, {}]
+        rows: list[dict[str, Any]] = [{"delay": 1.5}, {"dequeue_at": 5}, {"priority": 3}, {"priority": 0}, {}]
         run = new_run()
         enter(place, run, [stage(place, run, 0, staged(*rows))])
         load_part(place, "part/0", lambda at: direct(at, *rows))
@@ -430,25 +409,19 @@ class TestMessages:
             "c1": list(range(1, 200, 3)),
             "c2": list(range(2, 200, 3)),
         }
-        # In turns.
-        assert [message.channel for message in served[:3]] == ["c0", "c1", "c2"] or len(
-            {message.channel for message in served[:3]}
-        ) == 3
+        assert len({message.channel for message in served[:3]}) == 3
 
-    def test_order_of_large_tables(
-        self, place: Place, raw: Raw, database_url: str, watching: psycopg.Connection[Any]
-    ) -> None:
+    def test_order_of_large_tables(self, place: Place, others: Others, watching: psycopg.Connection[Any]) -> None:
         """PostgreSQL begins to read a large table where somebody else is reading it."""
         run = new_run()
         part = stage(place, run, 0, [bodies(20_000, 1900)])
         # Another reader that has come half way; where it was is remembered.
-        with raw(database_url).cursor("half") as reader:
+        with others.connect().cursor("half") as reader:
             reader.execute(f'SELECT FROM fairqueue."{part.table}"'.encode())
             reader.fetchmany(10_000)
         reader.connection.rollback()
         enter(place, run, [part])
-        wrong = "SELECT count(*) FROM (SELECT key, lag(key) OVER (ORDER BY id) AS k FROM fairqueue.message) m WHERE key <= k"
-        assert value(watching, wrong) == 0
+        assert value(watching, "SELECT array_agg(key ORDER BY id) = array_agg(key ORDER BY key) FROM fairqueue.message")
 
     def test_served_and_checked(self, place: Place, engine: Engine, session: Session) -> None:
         """Workers that wait are woken; what the scheduler keeps agrees with the rows."""
@@ -472,24 +445,28 @@ class TestMessages:
         enter(place, run, [stage(place, run, 0, numbered([1]))])
         assert len(list(listener.notifies(timeout=10, stop_after=1))) == 1
 
-    @pytest.mark.parametrize(("overflow", "direct_too"), [("reject", False), ("drop", False), ("reject", True)])
+    @pytest.mark.parametrize("straight", [False, True])
+    @pytest.mark.parametrize("overflow", ["reject", "drop"])
     def test_full_channels(
-        self, place: Place, session: Session, watching: psycopg.Connection[Any], overflow: str, direct_too: bool
+        self, place: Place, session: Session, watching: psycopg.Connection[Any], overflow: str, straight: bool
     ) -> None:
         session.merge(fq.Channel("acme", max_size=2, overflow=overflow))
         session.commit()
         run = new_run()
-        rows = numbered(range(3))
+        rows = [{"payload": str(number)} for number in range(3)]
+
+        def load() -> Entered | int:
+            if straight:
+                return load_part(place, "part/0", lambda now: direct(now, *rows))
+            return enter(place, run, [stage(place, run, 0, staged(*rows))], name=JOB)
+
         if overflow == "reject":
-            with pytest.raises(LoadFailed, match=r"^channel 'acme' of queue 'default' is full: its max_size is 2"):
-                if direct_too:
-                    load_part(place, "part/0", lambda now: direct(now, *({"payload": str(n)} for n in range(3))))
-                else:
-                    enter(place, run, [stage(place, run, 0, rows)], name=JOB)
-            assert progress(place, JOB) is None
+            with pytest.raises(LoadFailed, match=r"^channel 'acme' of queue 'default' is full: its max_size is 2 HINT"):
+                load()
+            assert progress(place, JOB) is progress(place, "part/0") is None
             once_each(watching, [])
         else:
-            assert enter(place, run, [stage(place, run, 0, rows)]) == Entered(3, 3, repeated=False)
+            assert load() in {3, Entered(3, 3, repeated=False)}
             once_each(watching, [0, 1], "payload::int")
             assert value(watching, "SELECT array_agg(outcome) FROM fairqueue.history") == ["dropped"]
         assert fq.check(session) == []
@@ -514,7 +491,7 @@ class TestDirect:
     def test_once(self, place: Place, watching: psycopg.Connection[Any]) -> None:
         for _ in range(2):
             assert load_part(place, "part/x/0", lambda now: direct(now, {"key": "a"}, {"key": "b"})) == 2
-            assert load_part(place, "part/x/1", lambda now: iter(())) == 0
+            assert load_part(place, "part/x/1", lambda _: iter(())) == 0
         once_each(watching, ["a", "b"])
         told = "^part/x/0 has been loaded before, with 2 rows, not 1; what was loaded then is in the queue"
         with pytest.raises(LoadFailed, match=told):
@@ -523,22 +500,16 @@ class TestDirect:
 
     @pytest.mark.parametrize("fate", ["commit", "rollback"])
     def test_twice_at_the_same_time(
-        self,
-        place: Place,
-        raw: Raw,
-        database_url: str,
-        watching: psycopg.Connection[Any],
-        pool: ThreadPoolExecutor,
-        fate: str,
+        self, place: Place, others: Others, watching: psycopg.Connection[Any], fate: str
     ) -> None:
         """As speculation has it."""
-        first = raw(database_url)
+        first = others.connect()
         first.execute("SELECT fairqueue.load_claim('part/x/0')")
         first.execute("INSERT INTO fairqueue.message (channel, key) VALUES ('acme', 'a')")
         first.execute("SELECT fairqueue.load_count('part/x/0', 1)")
-        second = Waiting(pool, watching, lambda: load_part(place, "part/x/0", lambda now: direct(now, {"key": "a"})))
+        second = others.waiting(lambda: load_part(place, "part/x/0", lambda now: direct(now, {"key": "a"})))
         getattr(first, fate)()
-        assert second.result() == 1
+        assert second() == 1
         once_each(watching, ["a"])
 
     def test_a_live_key(self, place: Place, session: Session, watching: psycopg.Connection[Any]) -> None:
@@ -554,7 +525,7 @@ class TestDirect:
         """The others stay for good."""
         names = ["run/1/0", "run/2/0", "part/run/0", JOB]
         for name in names:
-            load_part(place, name, lambda now: iter(()))
+            load_part(place, name, lambda _: iter(()))
         watching.execute("UPDATE fairqueue.load SET entered_at = now() - interval '2 days' WHERE name <> 'run/2/0'")
         clean(place)
         assert [name for name in names if progress(place, name) is None] == ["run/1/0"]

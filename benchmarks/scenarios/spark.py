@@ -200,7 +200,7 @@ def _session(dsn: str | None) -> Iterator[SparkSession]:
         # One task a file.
         "spark.sql.files.maxPartitionBytes": "256m",
         "spark.sql.files.openCostInBytes": "256m",
-        **({"spark.jars": jar} if (jar := os.environ.get("FAIRQUEUE_JDBC_JAR")) else {}),
+        **({"spark.driver.extraClassPath": jar} if (jar := os.environ.get("FAIRQUEUE_JDBC_JAR")) else {}),
     }
     with local_session(f"local[{_CONNECTIONS}]", settings=settings) as spark:
         yield spark
@@ -296,7 +296,12 @@ def _jdbc(bench: Bench, dsn: str) -> Callable[[DataFrame], None] | None:
 
     def save(rows: DataFrame) -> None:
         rows.write.format("jdbc").mode("append").options(
-            url=place, user=user, password=password, dbtable="fairqueue.message", batchsize="10000"
+            url=place,
+            user=user,
+            password=password,
+            dbtable="fairqueue.message",
+            batchsize="10000",
+            driver="org.postgresql.Driver",
         ).save()
 
     return save

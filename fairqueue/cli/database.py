@@ -108,7 +108,7 @@ def grant(target: Target, role: str, kind: str | None, revoke: bool) -> None:
     worker    dequeue, and end the leases that it has
     observer  read all tables
     operator  read all tables, set policies, cancel, redrive, check, repair
-    pipeline  enqueue in bulk, read all tables, follow and archive the history: what Spark does
+    pipeline  enqueue in bulk, read all tables, follow the history, as Spark does
 
     Grant again after an upgrade. Rights: those of the schema's owner.
     """

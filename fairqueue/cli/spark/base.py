@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
 from collections.abc import Callable
@@ -33,7 +34,9 @@ def session_options(callback: Callable[..., Any]) -> Callable[..., Any]:
                 from fairqueue.spark import local_session
             except ModuleNotFoundError as error:
                 raise Failed(f"{error.name} is not installed; pip install 'fairqueue[spark]'") from None
-            # An error is one line, ours. The bar says how many tasks of a stage are done.
+            # An error is one line, ours; this one says it in JSON, too.
+            logging.getLogger("SQLQueryContextLogger").disabled = True
+            # The bar says how many tasks of a stage are done.
             settings = {"spark.log.level": "OFF", "spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower()}
             return local_session(master, memory=memory, settings=settings)
 

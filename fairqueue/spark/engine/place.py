@@ -116,5 +116,5 @@ def options_of(target: Target) -> dict[str, str]:
     url = _parsed(target.place)
     if url.password is not None:
         os.environ["PGPASSWORD"] = str(url.password)
-        url = url.set(password=None)
+        url = url._replace(password=None)  # which set() does not take for a value
     return {"url": url.set(drivername="postgresql").render_as_string(), "schema": target.schema}

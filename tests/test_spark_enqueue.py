@@ -1,0 +1,129 @@
+"""`fairqueue spark enqueue`: files into a queue."""
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from click.testing import CliRunner, Result
+from sqlalchemy import Engine, select
+from sqlalchemy.orm import Session
+
+import fairqueue as fq
+from fairqueue.cli.program import program
+from fairqueue.cli.target import Target
+from fairqueue.spark.engine.place import Place, options_of
+from tests.fixtures.spark import on_spark
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [*on_spark, pytest.mark.usefixtures("spark")]
+
+CSV = "tenant,doc,pages\nacme,a,3\nglobex,b,1\nacme,c,2\n"
+
+
+def run(url: str, *arguments: object) -> Result:
+    return CliRunner().invoke(program, ["--dsn", url, "spark", *map(str, arguments)])
+
+
+def messages(engine: Engine) -> list[tuple[str, str | None, Any, bytes | None]]:
+    with Session(engine) as session:
+        found = [(m.channel, m.key, m.payload, m.body) for m in session.scalars(select(fq.Message))]
+    return sorted(found, key=repr)
+
+
+def test_csv_as_a_job(engine: Engine, database_url: str, tmp_path: Path) -> None:
+    """Columns and expressions; the same job again adds nothing, also where the first run was not heard of."""
+    path = tmp_path / "documents.csv"
+    path.write_text(CSV)
+    arguments = ("enqueue", path, "--channel", "tenant", "--set", "key=upper(doc)", "--payload", "struct(pages)")
+    first = run(database_url, *arguments, "--job", "monday")
+    assert first.exit_code == 0, first.output
+    assert first.output.startswith("3 rows in")
+    expected = [
+        ("acme", "A", {"pages": 3}, None),
+        ("acme", "C", {"pages": 2}, None),
+        ("globex", "B", {"pages": 1}, None),
+    ]
+    assert messages(engine) == expected
+    again = run(database_url, *arguments, "--job", "monday")
+    assert again.output == "3 rows: job monday was done before, nothing was added.\n"
+    path.write_text(CSV + "initech,d,9\n")
+    other = run(database_url, *arguments, "--job", "monday")
+    assert other.exit_code == 1
+    assert "job/monday has been loaded before, with 3 rows, not 4" in other.output
+    assert messages(engine) == expected
+
+
+def test_folder_of_files(engine: Engine, database_url: str, tmp_path: Path) -> None:
+    """One message a file, its channel the folder that it is in; the contents only where they are asked for."""
+    for folder, name in (("acme", "1.txt"), ("acme", "deep/2.txt"), ("globex", "3.txt")):
+        file = tmp_path / "files" / folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(name)
+    result = run(database_url, "enqueue", tmp_path / "files", "--channel", "folder", "--set", "body=content")
+    assert result.exit_code == 0, result.output
+    found = [(channel, payload["name"], payload["length"], body) for channel, _, payload, body in messages(engine)]
+    assert sorted(found) == [
+        ("acme", "1.txt", 5, b"1.txt"),
+        ("acme", "2.txt", 10, b"deep/2.txt"),
+        ("globex", "3.txt", 5, b"3.txt"),
+    ]
+
+
+def test_rows_that_cannot_be(spark: "SparkSession", engine: Engine, database_url: str, tmp_path: Path) -> None:
+    """An error in one line and nothing enqueued; or, when asked for, the others enqueued and these elsewhere."""
+    path = tmp_path / "rows.json"
+    rows = [{"tenant": "acme", "cost": 1}, {"tenant": None, "cost": 1}, {"tenant": "globex", "cost": -1}]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    arguments = ("enqueue", path, "--channel", "tenant", "--set", "cost=cost")
+    failed = run(database_url, *arguments)
+    assert failed.exit_code == 1
+    assert failed.output == "fairqueue: row 1 of the partition: channel must not be null\n"
+    assert messages(engine) == []
+    sorted_out = run(database_url, *arguments, "--rejects", tmp_path / "rejects")
+    assert sorted_out.exit_code == 0, sorted_out.output
+    assert [channel for channel, *_ in messages(engine)] == ["acme"]
+    rejects = spark.read.parquet(str(tmp_path / "rejects")).collect()
+    assert {(row.channel, row.reason.split(", not ")[0]) for row in rejects} == {
+        (None, "channel must not be null"),
+        ("globex", "cost must be more than 0 and at most 1,000,000"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--channel", "tenat"), "`tenat` cannot be resolved"),
+        (("--channel", "tenant", "--set", "priorty=1"), "unknown column 'priorty'"),
+        (("--channel", "tenant", "--set", "key"), "--set must be COLUMN=EXPR, not 'key'"),
+        (("--channel", "pages"), "column channel must be a string, not int32"),
+    ],
+)
+def test_bad_input(engine: Engine, database_url: str, tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
+    path = tmp_path / "documents.csv"
+    path.write_text(CSV)
+    result = run(database_url, "enqueue", path, *arguments)
+    assert result.exit_code in {1, 2}
+    assert said in result.output
+    assert result.output.count("\n") == 1
+    assert messages(engine) == []
+
+
+def test_a_password_goes_into_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not into the options, which Spark shows."""
+    monkeypatch.setenv("PGPASSWORD", "")
+    options = options_of(Target("postgresql://app:se%40cret@db:5432/shop?sslmode=require", "queue"))
+    assert options == {"url": "postgresql://app@db:5432/shop?sslmode=require", "schema": "queue"}
+    assert os.environ["PGPASSWORD"] == "se@cret"
+    assert Place(**options).url == options["url"]
+
+
+def test_clean(engine: Engine, database_url: str) -> None:
+    """What a dead load has left, by its age."""
+    with engine.begin() as connection:
+        connection.exec_driver_sql(f"SELECT fairqueue.stage_create('{'0' * 32}', 1)")
+    assert run(database_url, "clean").output == "0 staging tables dropped.\n"
+    assert run(database_url, "clean", "--hours", 0).output == "1 staging table dropped.\n"
