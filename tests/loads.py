@@ -1,15 +1,25 @@
 """What the tests of loading need: parts, and what must hold of a load however it went."""
 
+import json
 import random
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Self
 
 import psycopg
 import pyarrow as pa
 
 from fairqueue.spark.engine.columns import Columns
-from tests.observing import value
+from fairqueue.spark.engine.loading import Part
+from tests.acts import wait_until
+from tests.fixtures.connections import Raw
+from tests.observing import observer, value
 
+#: A name for a load.
+JOB = "job/2026-11-21"
+WAITING = """
+    SELECT count(*) FROM pg_stat_activity
+    WHERE datname = current_database() AND wait_event_type = 'Lock' AND application_name = 'fairqueue'"""
 #: Of all columns that a test here gives; the others are as they come.
 _KINDS = {
     "queue": pa.string(),
@@ -79,3 +89,40 @@ def bodies(rows: int, size: int) -> pa.RecordBatch:
         "body": [random.randbytes(size) for _ in range(rows)],  # noqa: S311
     }
     return pa.RecordBatch.from_pydict(made)
+
+
+def document(staged: dict[str, Any]) -> Any:
+    """A payload as it was sent: the version of jsonb, and the text."""
+    assert staged["payload"][:1] == b"\x01"
+    return json.loads(staged["payload"][1:])
+
+
+class Others:
+    """Connections and threads beside the test's own."""
+
+    def __init__(self, raw: Raw, url: str) -> None:
+        self.raw, self.url, self.pool = raw, url, ThreadPoolExecutor(4)
+        self.watching = observer(raw, url)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.pool.shutdown()
+
+    def connect(self) -> psycopg.Connection[Any]:
+        return self.raw(self.url)
+
+    def entering(self, run: str, parts: list[Part], name: str | None = None) -> psycopg.Connection[Any]:
+        """A driver that has entered a load, and has not committed yet."""
+        driver = self.connect()
+        tables, counts = [part.table for part in parts], [part.rows for part in parts]
+        driver.execute("SELECT fairqueue.load_enter(%s, %s, %s, %s)", (run, tables, counts, name))
+        return driver
+
+    def waiting(self, act: Callable[[], Any]) -> Callable[[], Any]:
+        """Let another thread do what has to wait, and see that it does; returns what waits for its end."""
+        future = self.pool.submit(act)
+        wait_until(lambda: value(self.watching, WAITING) or future.done())
+        assert not future.done(), future.result()
+        return lambda: future.result(30)

@@ -161,11 +161,11 @@ def test_a_row_that_can_not_be(
 ) -> None:
     """Nothing is written. And neither the error nor a plan, also of those that Spark keeps, tells of the database."""
     bad = spark.range(0, 4, 1, 2).selectExpr("if(id = 3, NULL, 'acme') AS channel")
-    for url, told in (
+    for url, reason in (
         (database_url, "InvalidValue: row 1 of the partition: channel must not be null"),
         ("postgresql://hunter2@127.0.0.1:1/hunter2", "Connection refused"),
     ):
-        with pytest.raises(PySparkException, match=told) as failed:
+        with pytest.raises(PySparkException, match=reason) as failed:
             save(bad, url)
         assert_nothing_of(url, str(failed.value))
     once_each(watching, [])

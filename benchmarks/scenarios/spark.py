@@ -311,8 +311,9 @@ def _history(spark: SparkSession, rows: int, tenants: int) -> DataFrame:
     """A day's history, made by Spark: many small tenants and a few large ones."""
     return spark.sql(f"""
         SELECT id AS message_id, 'default' AS queue, concat('c', channel) AS channel,
-            CAST(NULL AS string) AS key, IF(id % 1000 = 0, 'dead', 'completed') AS outcome, 1 AS attempt, 1.0D AS cost, CAST(NULL AS string) AS error,
-            'worker-1' AS worker, 0L AS dequeue_at, timestamp_millis(came) AS created_at,
+            CAST(NULL AS string) AS key, IF(id % 1000 = 0, 'dead', 'completed') AS outcome, 1 AS attempt,
+            1.0D AS cost, CAST(NULL AS string) AS error, 'worker-1' AS worker, 0L AS dequeue_at,
+            timestamp_millis(came) AS created_at,
             timestamp_millis(came + waited) AS first_leased_at, timestamp_millis(came + waited) AS leased_at,
             timestamp_millis(came + waited + 200) AS finished_at, 1000 + id AS xid
         FROM (SELECT id, CAST(floor({tenants} * power(rand(1), 3)) AS bigint) AS channel,
