@@ -112,8 +112,7 @@ CASES = [
         name,
         case,
         id=f"{name}: {case.label}",
-        # In the session of all tests.
-        marks=[*on_spark, pytest.mark.usefixtures("spark")] if name == "spark" else [],
+        marks=on_spark if name == "spark" else [],
     )
     for name, module in SCENARIOS.items()
     if name != "peers"
@@ -122,7 +121,11 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "case"), CASES)
-def test_every_scenario_runs(name: str, case: Case, bench: Bench, tmp_path: Path) -> None:
+def test_every_scenario_runs(
+    name: str, case: Case, bench: Bench, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    if name == "spark":
+        request.getfixturevalue("spark")  # in the one session of all tests
     records = list(case.run(bench))
     assert records
     for record in records:

@@ -1,13 +1,15 @@
 """Rows on their way into the queue, without Spark or a database: which are taken, as what, and why others aren't."""
 
 import math
-from datetime import UTC, date, datetime, time, timedelta, timezone
+from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from typing import Any
 
 import pytest
 
-pa = pytest.importorskip("pyarrow")
+pytest.importorskip("pyarrow")
+
+import pyarrow as pa
 
 from fairqueue import payloads
 from fairqueue.errors import InvalidValue

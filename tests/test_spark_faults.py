@@ -187,7 +187,7 @@ def test_a_driver_that_is_killed(
     driver = start(log, sys.executable, "-m", "tests.drivers", "dying", database_url, str(tmp_path))
     try:
         moments = [tmp_path / "before", tmp_path / "after"]
-        wait_until(lambda: all(moment.exists() for moment in moments) or driver.poll() is not None, 180)
+        wait_until(lambda: all(moment.exists() for moment in moments) or driver.poll() is not None, 300)
     finally:
         # The JVM with it.
         os.killpg(driver.pid, signal.SIGKILL)
