@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import click
 from click.core import ParameterSource
 
-from fairqueue.cli.base import EXIT_CODES, INTERRUPTED, Command, Failed
+from fairqueue.cli.base import EXIT_CODES, INTERRUPTED, Command, Failed, OutputFile
 
 from .load import FEW, find_files, plan, standard_library
 
@@ -39,19 +39,6 @@ class _Folder(click.ParamType):  # type: ignore[type-arg, unused-ignore]
         if not folder.is_dir():
             self.fail(f"no such folder: {value!r}", param, ctx)
         return folder.absolute()
-
-
-class _Picture(click.ParamType):  # type: ignore[type-arg, unused-ignore]
-    name = "path"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """Looked at before the work, not after it."""
-        path = Path(value)
-        if path.suffix.lower() != ".png":
-            self.fail(f"must end in .png, not {value!r}", param, ctx)
-        if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-            self.fail(f"can't be written: {value!r}", param, ctx)
-        return path
 
 
 def _cores() -> int:
@@ -82,7 +69,11 @@ def _cores() -> int:
 )
 @click.option("--batch", type=_Number(1, 1_000), default=8, show_default=True, help="Messages a dequeue.")
 @click.option(
-    "--picture", type=_Picture(), default="fairqueue-demo.png", show_default=True, help="Where the picture goes."
+    "--picture",
+    type=OutputFile(".png"),
+    default="fairqueue-demo.png",
+    show_default=True,
+    help="Where the picture goes.",
 )
 @click.pass_context
 def demo(context: click.Context, *, tenants: int, files: Path | None, workers: int, batch: int, picture: Path) -> None:

@@ -5,7 +5,9 @@
     from fairqueue.spark import enqueue, local_session
 
     with local_session() as spark:
-        done = enqueue(spark, "documents.parquet", channel="tenant", key="document_id", job="2026-11-21")
+        done = enqueue(
+            spark, "documents.parquet", channel="tenant", expressions={"key": "document_id"}, job="2026-11-21"
+        )
     print(done.rows)
 
 ``channel``, ``payload`` and the others are expressions of Spark SQL over the columns of the files, so a column's name

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fairqueue.cli.base import Command, Failed
+from fairqueue.cli.base import Command, Failed, OutputFile
 from fairqueue.cli.output import echo, make_console, make_table, number, printable
 
 from .base import Start, session_options
@@ -42,23 +41,6 @@ class _Values(click.ParamType):  # type: ignore[type-arg, unused-ignore]
             except ValueError:
                 self.fail(f"must be {self.what}, or several with commas between, not {part!r}", param, ctx)
         return list(found)
-
-
-class _Output(click.ParamType):  # type: ignore[type-arg, unused-ignore]
-    """A file that can be written: looked at before the work, not after it."""
-
-    name = "path"
-
-    def __init__(self, suffix: str) -> None:
-        self.suffix = suffix
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        path = Path(value)
-        if path.suffix.lower() != self.suffix:
-            self.fail(f"must end in {self.suffix}, not {value!r}", param, ctx)
-        if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-            self.fail(f"can't be written: {value!r}", param, ctx)
-        return path
 
 
 def _count_or_none(text: str) -> int | None:
@@ -128,12 +110,12 @@ _words = _Values(str, "a word")
 @click.option("--seed", type=_counts, default="1", show_default=True, help="Of all that chance decides.")
 @click.option(
     "--picture",
-    type=_Output(".png"),
+    type=OutputFile(".png"),
     default="fairqueue-simulation.png",
     show_default=True,
     help="Where the picture goes.",
 )
-@click.option("--out", type=_Output(".parquet"), help="A Parquet file for all figures.")
+@click.option("--out", type=OutputFile(".parquet"), help="A Parquet file for all figures.")
 @session_options
 def simulate(
     *, spark: Start, picture: Path, out: Path | None, weights: list[float], arrivals: str | None, **values: Any

@@ -4,7 +4,7 @@
 
     columns = Columns(batch.schema, queue="default")     # raises InvalidValue: unknown, missing, wrong type
     staged = columns.staged(batch)                       # raises InvalidValue: the first row that can't be
-    good, bad, reasons = columns.sorted_out(batch)       # or takes those apart
+    good, bad = columns.sorted_out(batch)                # or takes those apart, with reasons
 
 =============== ============================= ==================================================================
 column          type                          meaning

@@ -14,6 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
+from .files import Folder
+
 __all__ = ["Rejects", "discard", "keep"]
 
 _ATTEMPTS = "_attempts"
@@ -34,7 +36,7 @@ class Rejects:
         if not len(batch):
             return
         if self._writer is None:
-            system, root = _opened(self._path)
+            system, root = Folder(self._path).open()
             system.create_dir(f"{root}/{_ATTEMPTS}", recursive=True)
             self._writer = pq.ParquetWriter(f"{root}/{_ATTEMPTS}/{self.name}", batch.schema, filesystem=system)
         self._writer.write_batch(batch)
@@ -52,7 +54,7 @@ def keep(path: str, load: str, names: list[str]) -> None:
 
     :param load: the name of what was loaded.
     """
-    system, root = _opened(path)
+    system, root = Folder(path).open()
     stem = hashlib.sha256(load.encode()).hexdigest()[:32]
     _delete(system, root, f"{stem}-")
     for name in names:
@@ -62,7 +64,7 @@ def keep(path: str, load: str, names: list[str]) -> None:
 
 def discard(path: str, run: str) -> None:
     """Delete what other attempts of a run have written."""
-    system, root = _opened(path)
+    system, root = Folder(path).open()
     _delete(system, f"{root}/{_ATTEMPTS}", f"{run}-")
 
 
@@ -70,10 +72,3 @@ def _delete(system: fs.FileSystem, folder: str, prefix: str) -> None:
     for found in system.get_file_info(fs.FileSelector(folder, allow_not_found=True)):
         if found.base_name.startswith(prefix):
             system.delete_file(found.path)
-
-
-def _opened(path: str) -> tuple[fs.FileSystem, str]:
-    if "://" in path:
-        system, root = fs.FileSystem.from_uri(path)
-        return system, root
-    return fs.LocalFileSystem(), path

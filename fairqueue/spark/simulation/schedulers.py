@@ -19,6 +19,7 @@ of nanoseconds.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from heapq import heappop, heappush, heapreplace
 from typing import Any
 
@@ -31,7 +32,7 @@ __all__ = ["NEVER", "SCHEDULERS", "Arrival", "Fair", "RoundRobin", "Scheduler", 
 _LONG_AGO = -(2**62)
 
 
-class Scheduler:
+class Scheduler(ABC):
     """What all have in common: which channels are ready. A subclass says when their turns come.
 
     A channel is ready when it has a message that may be served now. Otherwise it is empty, or at its max_concurrency
@@ -113,13 +114,13 @@ class Scheduler:
         interval, burst = self._rates[channel]
         return self._released[channel] + (2 - burst) * interval if interval else _LONG_AGO
 
+    @abstractmethod
     def _activate(self, channel: int) -> None:
         """It has become ready: put its turn among the others."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _serve(self, channel: int, message: int) -> tuple[int, ...]:
         """The first channel's message is served; its next turn, ending with the channel."""
-        raise NotImplementedError
 
 
 class Arrival(Scheduler):

@@ -55,32 +55,25 @@ class Rows:
         self.on_conflict = options.choice("on_conflict", ("ignore", "raise"))
         self.clean_hours = options.number("clean_hours", 24)
         self.rejects = options.text("rejects")
-        self._schema = schema
-        self._fixed = (options.text("queue", "default") or "default", options.text("channel"))
-        self._columns()
-
-    def _columns(self) -> Columns:
-        queue, channel = self._fixed
-        return Columns(to_arrow_schema(self._schema, timezone="UTC"), queue=queue, channel=channel)
+        queue = options.text("queue") or "default"
+        self._columns = Columns(to_arrow_schema(schema, timezone="UTC"), queue=queue, channel=options.text("channel"))
 
     def staged(self, batches: Iterable[pa.RecordBatch], rejects: Rejects | None) -> Iterator[pa.RecordBatch]:
         """The batches as the staging table takes them; what is refused goes to ``rejects``, or is an error."""
-        columns = self._columns()
         first = 0
         for batch in batches:
             if rejects is None:
-                yield columns.staged(batch, first)
+                yield self._columns.staged(batch, first)
             else:
-                good, bad = columns.sorted_out(batch)
+                good, bad = self._columns.sorted_out(batch)
                 rejects.add(bad)
                 yield good
             first += len(batch)
 
     def direct(self, staged: Iterable[pa.RecordBatch], now: int) -> Iterator[pa.RecordBatch]:
         """The same as the table of messages takes them."""
-        columns = self._columns()
         for batch in staged:
-            yield columns.direct(batch, now)
+            yield self._columns.direct(batch, now)
 
     def opened(self, run: str, number: int) -> Rejects | None:
         return None if self.rejects is None else Rejects(self.rejects, run, number)
