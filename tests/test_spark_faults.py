@@ -31,9 +31,7 @@ from fairqueue.spark.engine.loading import clean, progress
 from fairqueue.spark.engine.place import Place
 from tests import faulty
 from tests.acts import wait_until
-from tests.fixtures.connections import Raw
 from tests.loads import once_each, stages
-from tests.observing import observer
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -57,11 +55,6 @@ def session(spark: "SparkSession") -> "Iterator[SparkSession]":
     yield spark
     spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
     cloudpickle.unregister_pickle_by_value(faulty)  # type: ignore[no-untyped-call]
-
-
-@pytest.fixture
-def watching(raw: Raw, database_url: str) -> psycopg.Connection[Any]:
-    return observer(raw, database_url)
 
 
 def rows(session: "SparkSession", partitions: int = 3) -> "DataFrame":

@@ -25,25 +25,8 @@ from fairqueue.spark.engine.loading import (
 )
 from fairqueue.spark.engine.place import Place
 from tests.acts import wait_until
-from tests.fixtures.connections import Raw
 from tests.loads import JOB, Others, keyed, numbered, once_each, staged, stages
-from tests.observing import observer, value
-
-
-@pytest.fixture
-def place(database_url: str) -> Place:
-    return Place(url=database_url)
-
-
-@pytest.fixture
-def watching(raw: Raw, database_url: str) -> psycopg.Connection[Any]:
-    return observer(raw, database_url)
-
-
-@pytest.fixture
-def others(raw: Raw, database_url: str) -> Iterator[Others]:
-    with Others(raw, database_url) as others:
-        yield others
+from tests.observing import value
 
 
 class TestAttempts:

@@ -1,6 +1,5 @@
 """What a bulk load makes of rows, without Spark: keys, order, limits, and parts that go straight into the queue."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import psycopg
@@ -27,22 +26,6 @@ from tests.fixtures.connections import Raw
 from tests.invariants import check_invariants
 from tests.loads import JOB, Others, bodies, direct, keyed, numbered, once_each, staged, stages
 from tests.observing import impatient, observer, value
-
-
-@pytest.fixture
-def place(database_url: str) -> Place:
-    return Place(url=database_url)
-
-
-@pytest.fixture
-def watching(raw: Raw, database_url: str) -> psycopg.Connection[Any]:
-    return observer(raw, database_url)
-
-
-@pytest.fixture
-def others(raw: Raw, database_url: str) -> Iterator[Others]:
-    with Others(raw, database_url) as others:
-        yield others
 
 
 class TestKeys:

@@ -35,16 +35,6 @@ from tests.loads import JOB, direct, keyed, stages
 from tests.observing import observer, value
 
 
-@pytest.fixture
-def place(database_url: str) -> Place:
-    return Place(url=database_url)
-
-
-@pytest.fixture
-def watching(raw: Raw, database_url: str) -> psycopg.Connection[Any]:
-    return observer(raw, database_url)
-
-
 class TestRights:
     @pytest.fixture
     def role(self, engine: Engine, watching: psycopg.Connection[Any]) -> Iterator[str]:

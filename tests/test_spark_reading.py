@@ -31,11 +31,6 @@ MESSAGES = Selection("messages")
 
 
 @pytest.fixture
-def place(database_url: str) -> Place:
-    return Place(url=database_url)
-
-
-@pytest.fixture
 def connection(raw: Raw, database_url: str) -> psycopg.Connection[Any]:
     return raw(database_url)
 

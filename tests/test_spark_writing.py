@@ -21,19 +21,13 @@ from fairqueue.errors import InvalidValue
 from fairqueue.spark.engine.loading import LoadFailed
 from fairqueue.spark.source.writer import JobWriter, told
 from tests.acts import drain
-from tests.fixtures.connections import Raw
 from tests.loads import once_each, stages
-from tests.observing import observer, value
+from tests.observing import value
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = on_spark
-
-
-@pytest.fixture
-def watching(raw: Raw, database_url: str) -> psycopg.Connection[Any]:
-    return observer(raw, database_url)
 
 
 def save(frame: "DataFrame", url: str, **options: str) -> None:
