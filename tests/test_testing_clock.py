@@ -109,6 +109,12 @@ class TestMoves:
             assert take(session) == ["acme"]
         engine.dispose()
 
+    def test_a_database_that_is_named(self, engine: Engine, session: Session, foreign: str) -> None:
+        with Clock(engine, test_database=foreign) as clock:
+            put(session, "acme", delay=60)
+            clock.tick(60)
+            assert take(session) == ["acme"]
+
 
 class TestAfterwards:
     @pytest.fixture
@@ -188,12 +194,6 @@ class TestRefused:
     def test_another_than_was_named(self, engine: Engine, foreign: str) -> None:
         with pytest.raises(fq.InvalidValue, match="test_database is 'shop_test', but the engine is connected to"):
             Clock(engine, test_database="shop_test").__enter__()
-
-    def test_one_that_is_named(self, engine: Engine, session: Session, foreign: str) -> None:
-        with Clock(engine, test_database=foreign) as clock:
-            put(session, "acme", delay=60)
-            clock.tick(60)
-            assert take(session) == ["acme"]
 
     def test_no_queue(self, engine: Engine) -> None:
         elsewhere = engine.execution_options(**fq.in_schema("elsewhere"))
