@@ -12,10 +12,14 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sqlalchemy.orm import Session
 
+import fairqueue as fq
 from fairqueue.cli import Target
+from fairqueue.cli.program import program
 from fairqueue.errors import InvalidValue
 from tests import spark_report_reference as reference
+from tests.acts import complete, lease_of, put_all
 from tests.fixtures.spark import on_spark
 
 pytest.importorskip("pyspark")
@@ -300,6 +304,23 @@ def test_the_command_reports_from_an_archive(spark: "SparkSession", tmp_path: Pa
         assert result.exit_code == code
         assert words in result.stderr
         assert result.stderr.count("\n") == 1
+
+
+def test_the_command_reports_from_the_database(
+    spark: "SparkSession", database_url: str, session: Session, tmp_path: Path
+) -> None:
+    """What has ended, what is still waiting, and by the weights that are set."""
+    session.add(fq.Channel(name="acme", weight=3))
+    put_all(session, {"acme": 5, "globex": 2})
+    complete(session, lease_of(session, 4))
+    lease_of(session)
+    result = CliRunner().invoke(program, ["--dsn", database_url, "spark", "report", "--out", str(tmp_path / "out")])
+    assert result.exit_code == 0, result.output
+    assert "queue default: 2 channels, 7 enqueued, 4 served, 0 dead, 2 waiting" in result.stdout
+    assert "Weights are taken to be" not in result.stdout
+    rows = spark.read.parquet(str(tmp_path / "out" / "channels")).collect()
+    found = {row["channel"]: (row["weight"], row["enqueued"], row["served"], row["started"]) for row in rows}
+    assert found == {"acme": (3, 5, 3, 4), "globex": (1, 2, 1, 1)}
 
 
 def test_what_can_not_be_is_refused(spark: "SparkSession", tmp_path: Path) -> None:
