@@ -88,10 +88,11 @@ RETURN hashtextextended(current_schema() || '.' || queue, 720721);
 
 -- A point in time as Unix time in whole milliseconds, rounded down: the unit of message.dequeue_at.
 --
--- Called by the functions here and by statements of the client library; takes no lock.
+-- Called by the functions here and by statements of the client library; takes no lock. By way of UTC, as extract from a
+-- timestamptz is not immutable, and PostgreSQL would call this function instead of reading its expression in.
 CREATE FUNCTION unix_ms(at timestamptz) RETURNS bigint
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN floor(extract(epoch FROM at) * 1000)::bigint;
+RETURN floor(extract(epoch FROM at AT TIME ZONE 'UTC') * 1000)::bigint;
 
 -- Policy of a channel: what an operator sets for one tenant. Null: the default of the channel's queue.
 --
@@ -1135,7 +1136,8 @@ BEGIN
                 created_at)
             OVERRIDING SYSTEM VALUE
             SELECT s.id, s.queue, s.channel, s.key, s.payload, s.body,
-                coalesce(unix_ms($1 + make_interval(secs => s.delay)), s.dequeue_at, unix_ms($1)),
+                CASE WHEN s.delay IS NULL THEN coalesce(s.dequeue_at, unix_ms($1))
+                    ELSE unix_ms($1 + make_interval(secs => s.delay)) END,
                 coalesce(s.cost, 1), s.max_attempts, s.backoff, $1
             FROM (%s) s$sql$, v_staged);
         IF v_keyed THEN

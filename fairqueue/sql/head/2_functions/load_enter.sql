@@ -90,7 +90,8 @@ BEGIN
                 created_at)
             OVERRIDING SYSTEM VALUE
             SELECT s.id, s.queue, s.channel, s.key, s.payload, s.body,
-                coalesce(unix_ms($1 + make_interval(secs => s.delay)), s.dequeue_at, unix_ms($1)),
+                CASE WHEN s.delay IS NULL THEN coalesce(s.dequeue_at, unix_ms($1))
+                    ELSE unix_ms($1 + make_interval(secs => s.delay)) END,
                 coalesce(s.cost, 1), s.max_attempts, s.backoff, $1
             FROM (%s) s$sql$, v_staged);
         IF v_keyed THEN
