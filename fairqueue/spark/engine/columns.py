@@ -204,9 +204,11 @@ class _Faults:
     def __init__(self, rows: int) -> None:
         self.found: pa.Array = pa.nulls(rows, pa.string())
 
-    def add(self, where: pa.Array, reasons: pa.Array | str) -> None:
+    def add(self, where: pa.Array, reason: str, values: pa.Array | None = None) -> None:
+        """What is wrong there, and where they are given, with the values that are."""
         new = pc.and_(pc.fill_null(where, False), pc.is_null(self.found))
         if pc.any(new).as_py():
+            reasons = reason if values is None else pc.binary_join_element_wise(reason, pc.cast(values, pa.string()), "")
             self.found = pc.if_else(new, reasons, self.found)
 
     def text(self, column: str, values: pa.Array) -> pa.Array:
@@ -222,21 +224,21 @@ class _Faults:
 
     def size(self, column: str, values: pa.Array) -> None:
         length = pc.binary_length(values)
-        self.add(pc.greater(length, MAX_BYTES), _join(f"{column} must have at most {MAX_BYTES:,} bytes, not ", length))
+        self.add(pc.greater(length, MAX_BYTES), f"{column} must have at most {MAX_BYTES:,} bytes, not ", length)
 
     def name(self, column: str, values: pa.Array, *, required: bool) -> None:
         if required:
             self.add(pc.is_null(values), f"{column} must not be null")
         length = pc.utf8_length(values)
         wrong = pc.or_(pc.less(length, 1), pc.greater(length, 255))
-        self.add(wrong, _join(f"{column} must have 1 to 255 characters, not ", length))
+        self.add(wrong, f"{column} must have 1 to 255 characters, not ", length)
         self.add(pc.match_substring(values, "\x00"), f"{column} holds a NUL character, which PostgreSQL can't store")
 
     def range(self, column: str, values: pa.Array, least: int, most: int, *, above: bool = False) -> None:
         """NaN is in no range. ``above``: the least itself isn't either."""
         fits = pc.and_((pc.greater if above else pc.greater_equal)(values, least), pc.less_equal(values, most))
         span = f"more than {least:,} and at most {most:,}" if above else f"from {least:,} to {most:,}"
-        self.add(pc.invert(fits), _join(f"{column} must be {span}, not ", values))
+        self.add(pc.invert(fits), f"{column} must be {span}, not ", values)
 
     def one_of(self, columns: dict[str, pa.Array]) -> None:
         if len(columns) < 2:
@@ -263,7 +265,7 @@ class _Faults:
             texts.append(text)
             reasons.append(reason)
         faults = pa.array(reasons, pa.string())
-        self.add(pc.is_valid(faults), faults)
+        self.add(pc.is_valid(faults), "", faults)
         return pa.array(texts, pa.large_string())
 
 
@@ -273,10 +275,6 @@ def _is_utf8(value: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
-
-
-def _join(text: str, values: pa.Array) -> pa.Array:
-    return pc.binary_join_element_wise(text, pc.cast(values, pa.string()), "")
 
 
 def _number(values: pa.Array) -> pa.Array:

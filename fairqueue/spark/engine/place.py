@@ -17,6 +17,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import make_url
@@ -72,9 +73,11 @@ class Place:
     @contextmanager
     def arrow(self) -> Iterator[ArrowConnection]:
         """A connection for rows, with a transaction that is rolled back unless it is committed."""
-        from adbc_driver_postgresql import dbapi
+        from adbc_driver_manager import AdbcConnection
+        from adbc_driver_manager.dbapi import Connection
 
-        with dbapi.connect(self._libpq()) as connection:
+        database = _database(self._libpq())
+        with Connection(database, AdbcConnection(database.driver)) as connection:
             yield connection
 
     def _libpq(self) -> str:
@@ -91,6 +94,26 @@ class Place:
         place, _, query = parsed.set(drivername="postgresql").render_as_string(hide_password=False).partition("?")
         # SQLAlchemy writes a space as a plus, which libpq takes for a plus.
         return f"{place}?{query.replace('+', '%20')}"
+
+
+class _Database:
+    """What ADBC knows of a database: its types, which take longer to ask for than a small task. No connection.
+
+    Its connections would close it with the last one.
+    """
+
+    def __init__(self, url: str) -> None:
+        from adbc_driver_postgresql import connect
+
+        self.driver = connect(url)
+
+    def close(self) -> None:
+        """Not yet: the next task in this process needs it again."""
+
+
+@lru_cache(maxsize=8)
+def _database(url: str) -> Any:
+    return _Database(url)
 
 
 def _has_password(url: Any) -> bool:
