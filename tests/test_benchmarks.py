@@ -25,7 +25,7 @@ from benchmarks.systems import SYSTEMS, Fill, System, payload_of
 from benchmarks.systems.peers import PEERS
 from benchmarks.workers import Arrival, Sent, produce
 from tests.fixtures.postgres import Postgres, libpq
-from tests.fixtures.spark import on_spark
+from tests.fixtures.spark import on_spark, only_then
 
 PAYLOAD = payload_of(100)
 
@@ -107,12 +107,19 @@ def bench(postgres: Postgres) -> Iterator[Bench]:
         assert admin.execute(left, (f"{place.name}%",)).fetchone() == (0,)
 
 
+def _marks(name: str, case: Case) -> list[pytest.MarkDecorator]:
+    if name != "spark":
+        return []
+    # A report of a day, with its page, takes as long as those of all the tests of reports.
+    return [*on_spark, *([pytest.mark.soak, only_then] if case.label.startswith("report") else [])]
+
+
 CASES = [
     pytest.param(
         name,
         case,
         id=f"{name}: {case.label}",
-        marks=on_spark if name == "spark" else [],
+        marks=_marks(name, case),
     )
     for name, module in SCENARIOS.items()
     if name != "peers"

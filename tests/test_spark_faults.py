@@ -18,7 +18,7 @@ import psycopg
 import pytest
 from sqlalchemy import create_engine
 
-from tests.fixtures.spark import on_spark
+from tests.fixtures.spark import on_spark, only_then
 
 pytest.importorskip("pyspark")
 
@@ -202,7 +202,7 @@ def test_a_driver_that_is_killed(
 
 @pytest.mark.slow
 @pytest.mark.soak
-@pytest.mark.skipif("FAIRQUEUE_TEST_SECONDS" not in os.environ, reason="takes its time: make soak")
+@only_then
 def test_speculation(database_url: str, watching: psycopg.Connection[Any], tmp_path: Path) -> None:
     """Two attempts at one task, on two hosts, as a cluster has it: the one that is told of is entered."""
     log, processes = tmp_path / "log", []

@@ -105,12 +105,8 @@ class TestRefusals:
         ("options", "select", "told"),
         [
             ({"mode": "error"}, "channel", 'cannot be written in the "ErrorIfExists" mode'),
-            ({"mode": "overwrite"}, "channel", "a queue can't be overwritten: write with mode"),
-            ({"chanel": "x"}, "channel", "unknown option 'chanel': known are channel, clean_hours, commit,"),
-            ({"path": "/somewhere"}, "channel", "unknown option 'path'"),
             ({"schema": "nowhere"}, "channel", 'relation "nowhere.load" does not exist'),
             ({}, "id", "unknown column 'id': a load has queue, channel,"),
-            ({"commit": "direct"}, "channel, channel AS key", "can't leave out rows whose key is live"),
         ],
     )
     def test_by_spark(
@@ -125,6 +121,8 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("options", "told"),
         [
+            ({"chanel": "x"}, "unknown option 'chanel': known are channel, clean_hours, commit,"),
+            ({"path": "/somewhere"}, "unknown option 'path'"),
             ({"commit": "later"}, "option commit must be atomic or direct, not 'later'"),
             ({"on_conflict": "replace"}, "option on_conflict must be ignore or raise, not 'replace'"),
             ({"clean_hours": "0"}, "option clean_hours must be a whole number of 1 or more, not '0'"),
@@ -144,6 +142,14 @@ class TestRefusals:
         with pytest.raises(InvalidValue, match=f"^{told}") as refused:
             JobWriter(given, StructType().add("channel", "string"), overwrite=False)
         assert "hunter2" not in str(refused.value)
+
+    def test_what_a_queue_does_not_have(self) -> None:
+        given = {"url": "postgresql://nobody@127.0.0.1:1/nowhere", "commit": "direct"}
+        schema = StructType().add("channel", "string").add("key", "string")
+        with pytest.raises(InvalidValue, match="can't be overwritten: write with mode"):
+            JobWriter(given, schema, overwrite=True)
+        with pytest.raises(InvalidValue, match="can't leave out rows whose key is live"):
+            JobWriter(given, schema, overwrite=False)
 
     def test_a_message_that_is_lost(self) -> None:
         with pytest.raises(LoadFailed, match="nothing was entered"):

@@ -208,7 +208,9 @@ class _Faults:
         """What is wrong there, and where they are given, with the values that are."""
         new = pc.and_(pc.fill_null(where, False), pc.is_null(self.found))
         if pc.any(new).as_py():
-            reasons = reason if values is None else pc.binary_join_element_wise(reason, pc.cast(values, pa.string()), "")
+            reasons = (
+                reason if values is None else pc.binary_join_element_wise(reason, pc.cast(values, pa.string()), "")
+            )
             self.found = pc.if_else(new, reasons, self.found)
 
     def text(self, column: str, values: pa.Array) -> pa.Array:
