@@ -19,11 +19,12 @@ from fairqueue.cli import Target
 from fairqueue.cli.program import program
 from fairqueue.errors import InvalidValue
 from tests import spark_report_reference as reference
-from tests.acts import complete, lease_of, put_all
+from tests.acts import complete, lease_of, put, put_all
 from tests.fixtures.spark import on_spark
 
 pytest.importorskip("pyspark")
 
+from fairqueue.cli.spark.report import _archived
 from fairqueue.cli.spark.report import report as command
 from fairqueue.spark.reporting import Report, page, report, summary
 from fairqueue.spark.reporting.fairness import with_entitlement
@@ -260,67 +261,59 @@ def test_no_messages(spark: "SparkSession", tmp_path: Path) -> None:
     assert "Nothing happened" in page(summary(empty))
 
 
-def test_the_command_reports_from_an_archive(spark: "SparkSession", tmp_path: Path) -> None:
-    """Of one tenant, whose queue has a name that looks like a number."""
-    at = datetime(2026, 5, 1, 23, 59, tzinfo=UTC)
-    times = {"created_at": at, "first_leased_at": at, "leased_at": at, "dequeue_at": 0}
-    ended = [at + timedelta(seconds=seconds) for seconds in (30, 90)]
-    rows = [
-        {
-            "message_id": n,
-            "queue": "007",
-            "channel": EVIL,
-            "outcome": "completed",
-            "cost": 1.0,
-            **times,
-            "finished_at": end,
-        }
-        for n, end in enumerate(ended)
-    ]
-    history = frame(spark, rows, HISTORY).selectExpr("*", "to_date(finished_at) AS day")
-    history.write.partitionBy("day", "queue").parquet(str(tmp_path / "archive"))
-
-    def run(*arguments: str) -> Any:
-        return CliRunner().invoke(command, ["--out", str(tmp_path / "out"), *arguments], obj=Target(None))
-
-    result = run("--archive", str(tmp_path / "archive"), "--window", "1m", "--since", "2026-05-02")
-    assert result.exit_code == 0, result.output
-    assert "queue 007: 1 channels, 0 enqueued, 1 served" in result.stdout
-    assert "Percentiles are exact. Weights are taken to be 1." in result.stdout
-    assert "\x1b" not in result.stdout
-    (row,) = spark.read.parquet(str(tmp_path / "out" / "channels")).collect()
-    assert (row["queue"], row["channel"], row["served"]) == ("007", EVIL, 1)
-    assert "&lt;script&gt;" in (tmp_path / "out" / "index.html").read_text()
-
-    for arguments, code, words in (
-        (["--archive", str(tmp_path / "nothing")], 1, "has no Parquet that can be read"),
-        (["--archive", "x", "--since", "noon"], 2, "must be a time such as"),
-        (["--archive", "x", "--window", "fortnight"], 2, "window must be a length of time"),
-        (["--archive", "x", "--since", "2026-05-02", "--until", "2026-05-01"], 2, "until must be after since"),
-        (["--archive", "x", "--out", str(tmp_path / "out" / "index.html")], 1, "is no folder that you may write to"),
-        ([], 2, "no database is named"),
-    ):
-        result = run(*arguments)
-        assert result.exit_code == code
-        assert words in result.stderr
-        assert result.stderr.count("\n") == 1
-
-
-def test_the_command_reports_from_the_database(
-    spark: "SparkSession", database_url: str, session: Session, tmp_path: Path
-) -> None:
-    """What has ended, what is still waiting, and by the weights that are set."""
+def test_the_command(spark: "SparkSession", database_url: str, session: Session, tmp_path: Path) -> None:
+    """What has ended, what is still waiting, by the weights that are set; and a queue that looks like a number."""
     session.add(fq.Channel(name="acme", weight=3))
     put_all(session, {"acme": 5, "globex": 2})
+    put(session, EVIL, queue="007")
     complete(session, lease_of(session, 4))
     lease_of(session)
     result = CliRunner().invoke(program, ["--dsn", database_url, "spark", "report", "--out", str(tmp_path / "out")])
     assert result.exit_code == 0, result.output
     assert "queue default: 2 channels, 7 enqueued, 4 served, 0 dead, 2 waiting" in result.stdout
-    assert "Weights are taken to be" not in result.stdout
+    assert "queue 007: 1 channels, 1 enqueued, 0 served, 0 dead, 1 waiting" in result.stdout
+    assert "Percentiles are exact. Weights are those of the policies." in result.stdout
+    assert "\x1b" not in result.stdout
+    assert "&lt;script&gt;" in (tmp_path / "out" / "index.html").read_text()
     rows = spark.read.parquet(str(tmp_path / "out" / "channels")).collect()
     found = {row["channel"]: (row["weight"], row["enqueued"], row["served"], row["started"]) for row in rows}
-    assert found == {"acme": (3, 5, 3, 4), "globex": (1, 2, 1, 1)}
+    assert found == {"acme": (3, 5, 3, 4), "globex": (1, 2, 1, 1), EVIL: (1, 1, 0, 0)}
+
+
+def test_the_history_of_an_archive(spark: "SparkSession", tmp_path: Path) -> None:
+    """Of a queue that looks like a number, from a day on."""
+    midnight = datetime(2026, 5, 2, tzinfo=UTC)
+    rows = [
+        {"message_id": n, "queue": "007", "channel": EVIL, "finished_at": midnight + timedelta(seconds=seconds)}
+        for n, seconds in enumerate((-30, 30))
+    ]
+    history = frame(spark, rows, HISTORY).selectExpr("*", "to_date(finished_at) AS day")
+    history.write.partitionBy("day", "queue").parquet(str(tmp_path / "archive"))
+    (row,) = _archived(spark, str(tmp_path / "archive"), midnight).collect()
+    assert (row["message_id"], row["queue"], row["channel"]) == (1, "007", EVIL)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--archive", "nothing"], 1, "has no Parquet that can be read"),
+        (["--archive", "x", "--since", "noon"], 2, "must be a time such as"),
+        (["--archive", "x", "--window", "fortnight"], 2, "window must be a length of time"),
+        (["--archive", "x", "--since", "2026-05-02", "--until", "2026-05-01"], 2, "until must be after since"),
+        (["--archive", "x", "--out", "file"], 1, "is no folder that you may write to"),
+        ([], 2, "no database is named"),
+    ],
+)
+@pytest.mark.usefixtures("spark")
+def test_the_command_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], code: int, words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    result = CliRunner().invoke(command, arguments, obj=Target(None))
+    assert result.exit_code == code
+    assert words in result.stderr
+    assert result.stderr.count("\n") == 1
 
 
 def test_what_can_not_be_is_refused(spark: "SparkSession", tmp_path: Path) -> None:

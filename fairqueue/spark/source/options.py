@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeVar
 
 from fairqueue.errors import InvalidValue
 from fairqueue.spark.engine.place import Place
@@ -12,6 +13,8 @@ __all__ = ["Options"]
 _PLACE = {"url", "schema", "passfile"}
 # Spark's own, which come along.
 _SPARK = {"checkpointlocation", "queryname", "__datasource_name__"}
+
+_Default = TypeVar("_Default", int, None)
 
 
 class Options:
@@ -48,9 +51,11 @@ class Options:
             raise InvalidValue(f"option {name} must be {' or '.join(choices)}, not {value!r}")
         return value
 
-    def number(self, name: str, default: int) -> int:
+    def number(self, name: str, default: _Default) -> int | _Default:
         """A whole number of 1 or more."""
-        value = self._given.get(name, str(default))
+        value = self._given.get(name)
+        if value is None:
+            return default
         if not value.isascii() or not value.isdigit() or not 1 <= int(value) < 2**62:
             raise InvalidValue(f"option {name} must be a whole number of 1 or more, not {value!r}")
         return int(value)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-__all__ = ["Partition", "TableReader", "arrow_schema_of", "maybe_number", "named", "schema_of"]
+__all__ = ["Partition", "TableReader", "arrow_schema_of", "named", "schema_of"]
 
 _KNOWN = {"table", "queue", "tenants", "since", "until", "columns", "partitions", "snapshot"}
 
@@ -59,7 +59,7 @@ class TableReader(DataSourceReader):
         options = Options(given, _KNOWN)
         self._place = options.place
         self._snapshot = options.text("snapshot")
-        self._parts = maybe_number(options, "partitions")
+        self._parts = options.number("partitions", None)
         self._schema = schema
         tenants = options.text("tenants")
         self._selection = Selection(
@@ -107,10 +107,6 @@ def arrow_schema_of(schema: StructType) -> pa.Schema:
     from pyspark.sql.pandas.types import to_arrow_schema
 
     return to_arrow_schema(schema, timezone="UTC")
-
-
-def maybe_number(options: Options, name: str) -> int | None:
-    return None if options.text(name) is None else options.number(name, 1)
 
 
 def _table(options: Options) -> TableName:

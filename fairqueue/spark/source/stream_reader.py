@@ -34,7 +34,7 @@ from fairqueue.spark.engine.feeds import Feed, Offset
 from fairqueue.spark.engine.reading import Selection
 
 from .options import Options
-from .reader import Partition, arrow_schema_of, maybe_number, named
+from .reader import Partition, arrow_schema_of, named
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -55,8 +55,8 @@ class FeedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         fail_on_loss = options.choice("fail_on_data_loss", ("true", "false")) == "true"
         self._feed = Feed(options.place, options.text("feed"), fail_on_loss=fail_on_loss)
         self._latest = options.choice("starting", ("earliest", "latest")) == "latest"
-        self._max_rows = maybe_number(options, "max_rows_per_batch")
-        self._parts = maybe_number(options, "partitions")
+        self._max_rows = options.number("max_rows_per_batch", None)
+        self._parts = options.number("partitions", None)
         self._schema = schema
         self._selection = Selection("history", columns=named(schema, "history"))
         self._target: Offset | None = None

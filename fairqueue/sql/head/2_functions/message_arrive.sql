@@ -18,6 +18,7 @@ AS $$
 DECLARE
     v_queue text;
     v_last_queue text;
+    v_queues text[];
     v_channel text;
     v_last_channel text;
     v_dequeue_at bigint;
@@ -49,18 +50,22 @@ BEGIN
             false) INTO v_bounded;
         v_idle := queue_notify(v_queue);
     ELSE
-        INSERT INTO signal (queue, channel, dequeue_at, message_id, urgent)
-        SELECT n.queue, n.channel, min(n.dequeue_at), min(n.id), false
-        FROM new_messages n
-        GROUP BY n.queue, n.channel;
-        PERFORM queue_notify(q.queue) FROM (SELECT DISTINCT n.queue FROM new_messages n) q;
+        WITH entered AS MATERIALIZED (
+            SELECT n.queue, n.channel, min(n.dequeue_at) AS dequeue_at, min(n.id) AS id
+            FROM new_messages n
+            GROUP BY n.queue, n.channel
+        ), told AS (
+            INSERT INTO signal (queue, channel, dequeue_at, message_id, urgent)
+            SELECT e.queue, e.channel, e.dequeue_at, e.id, false FROM entered e
+        )
         -- Scalar subqueries, as EXISTS might be answered by hashing all that is bounded.
-        SELECT bool_or(coalesce(
+        SELECT array_agg(DISTINCT e.queue), bool_or(coalesce(
             (SELECT true FROM channel c
              WHERE ARRAY[c.queue, c.name] = ARRAY[e.queue, e.channel] AND c.max_size IS NOT NULL),
             (SELECT true FROM queue q WHERE ARRAY[q.name] = ARRAY[e.queue] AND q.channel_max_size IS NOT NULL),
-            false)) INTO v_bounded
-        FROM (SELECT DISTINCT n.queue, n.channel FROM new_messages n) e;
+            false)) INTO v_queues, v_bounded
+        FROM entered e;
+        PERFORM queue_notify(q.name) FROM unnest(v_queues) AS q (name);
     END IF;
     IF v_bounded THEN
         FOR v_full IN
