@@ -3,7 +3,8 @@
 In and out of the queue by Spark, on this machine with two cores, against PostgreSQL's own binary COPY over as many
 connections, into and out of the same tables, with the rows encoded beforehand: what no client can beat. Rows are read
 from Parquet, and have keys or not. Spark's JDBC sink takes part where FAIRQUEUE_JDBC_JAR names PostgreSQL's driver and
-FAIRQUEUE_DSN a server on TCP; it is not exactly once, and doesn't leave out keys.
+FAIRQUEUE_DSN a server on TCP; it is not exactly once, and doesn't leave out keys. What is entered at once is entered by
+one connection, in the order of the index of keys, where the others have two connections for it, on both cores.
 """
 
 from __future__ import annotations
