@@ -339,6 +339,25 @@ class TestFiles:
             assert not re.search(r"\bfairqueue\.\w|\bpublic\b", code), file
 
 
+def test_expressions_are_read_in(engine: Engine, watching: psycopg.Connection[Any]) -> None:
+    """PostgreSQL puts them into the statements that use them; a call costs ten times as much."""
+    found = watching.execute(
+        "SELECT p.proname, p.proargtypes::regtype[]::text[] FROM pg_proc p JOIN pg_language l ON l.oid = p.prolang"
+        " WHERE l.lanname = 'sql' AND p.pronamespace = 'fairqueue'::regnamespace AND NOT p.proretset"
+        " AND NOT p.prosecdef AND p.proconfig IS NULL"
+    ).fetchall()
+    assert len(found) > 10
+    watching.execute("SET search_path = fairqueue")
+    for name, types in found:
+        columns = [f"a{n} {type_}" for n, type_ in enumerate(types)]
+        watching.execute(f"CREATE TEMP TABLE given ({', '.join(columns)})".encode())
+        values = ", ".join(column.partition(" ")[0] for column in columns)
+        query = f"EXPLAIN (VERBOSE, COSTS OFF) SELECT {name}({values}) FROM given"
+        plan = "\n".join(line for (line,) in watching.execute(query.encode()))
+        assert f"{name}(" not in plan, plan
+        watching.execute("DROP TABLE given")
+
+
 def test_comparison_notices(engine: Engine) -> None:
     """The catalog's text does tell a difference, so that equality above means something."""
     with psycopg.connect(engine.url.set(drivername="postgresql").render_as_string(False)) as connection:
