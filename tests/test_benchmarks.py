@@ -115,12 +115,7 @@ def _marks(name: str, case: Case) -> list[pytest.MarkDecorator]:
 
 
 CASES = [
-    pytest.param(
-        name,
-        case,
-        id=f"{name}: {case.label}",
-        marks=_marks(name, case),
-    )
+    pytest.param(name, case, id=f"{name}: {case.label}", marks=_marks(name, case))
     for name, module in SCENARIOS.items()
     if name != "peers"
     for case in module.cases(TINY)

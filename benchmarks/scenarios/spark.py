@@ -66,8 +66,8 @@ def cases(size: Size) -> list[Case]:
     seconds = 30 + size.rounds * written * 0.00007
     return [
         *(
-            Case(f"write {written:,} rows {keys}", partial(writing, written, keyed=keys != "without keys"), seconds)
-            for keys in ("with keys", "without keys")
+            Case(f"write {written:,} rows {keys} keys", partial(writing, written, keyed=keyed), seconds)
+            for keys, keyed in (("with", True), ("without", False))
         ),
         Case(f"read and archive, {read:,} rows", partial(reading, read), 40 + size.rounds * read * 0.000012),
         Case(f"report, {_REPORT[size.name][0]:,} rows", partial(reporting, *_REPORT[size.name]), 60),
