@@ -78,7 +78,7 @@ class Faults:
         self.wait_for("go")
 
     def wait_for(self, name: str) -> None:
-        until = time.monotonic() + 60
+        until = time.monotonic() + 300
         while not (self.folder / name).exists():
             if time.monotonic() > until:
                 raise TimeoutError(name)

@@ -11,6 +11,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +31,12 @@ from pyspark.find_spark_home import _find_spark_home
 from fairqueue import embedded, schema
 from fairqueue.spark.engine.loading import clean, progress
 from fairqueue.spark.engine.place import Place
+from fairqueue.testing._databases import Databases
 from tests import faulty
 from tests.acts import wait_until
+from tests.fixtures.connections import Raw
 from tests.loads import once_each, stages
+from tests.observing import observer
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -55,6 +60,50 @@ def session(spark: "SparkSession") -> "Iterator[SparkSession]":
     yield spark
     spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
     cloudpickle.unregister_pickle_by_value(faulty)  # type: ignore[no-untyped-call]
+
+
+def start(log: Path, *command: str, **environment: str) -> subprocess.Popen[str]:
+    """A process that can be killed with all that it starts; its output goes to the end of a file."""
+    with log.open("a") as output:
+        return subprocess.Popen(
+            command,
+            cwd=Path(__file__).parents[1],
+            env=os.environ | environment,
+            start_new_session=True,
+            stdout=output,
+            stderr=output,
+            text=True,
+        )
+
+
+@dataclass(frozen=True)
+class Driver:
+    """A process on a database of its own, and the folder in which it says how far it is."""
+
+    process: subprocess.Popen[str]
+    url: str
+    folder: Path
+
+    def kill(self) -> None:
+        # The JVM with it; and nothing, where it has ended by itself.
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def dying(
+    session: "SparkSession", databases: Databases, template: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Driver]:
+    """The driver that will be killed. It takes long to start, so it begins before the other tests of the module."""
+    folder = tmp_path_factory.mktemp("dying")
+    with databases.create(template.template_dbname) as url:
+        process = start(folder / "log", sys.executable, "-m", "tests.drivers", "dying", url, str(folder))
+        driver = Driver(process, url, folder)
+        try:
+            yield driver
+        finally:
+            driver.kill()
 
 
 def rows(session: "SparkSession", partitions: int = 3) -> "DataFrame":
@@ -156,41 +205,20 @@ def test_a_server_that_crashes_before_the_commit(session: "SparkSession", tmp_pa
             assert stages(watching) == 0
 
 
-def start(log: Path, *command: str, **environment: str) -> subprocess.Popen[str]:
-    """A process that can be killed with all that it starts; its output goes to the end of a file."""
-    with log.open("a") as output:
-        return subprocess.Popen(
-            command,
-            cwd=Path(__file__).parents[1],
-            env=os.environ | environment,
-            start_new_session=True,
-            stdout=output,
-            stderr=output,
-            text=True,
-        )
-
-
 @pytest.mark.slow
-def test_a_driver_that_is_killed(
-    session: "SparkSession", database_url: str, watching: psycopg.Connection[Any], tmp_path: Path
-) -> None:
+def test_a_driver_that_is_killed(session: "SparkSession", dying: Driver, raw: Raw) -> None:
     """With kill -9, in the two moments in which it matters; whoever runs its jobs again need not know in which."""
-    place = Place(url=database_url)
-    log = tmp_path / "log"
-    driver = start(log, sys.executable, "-m", "tests.drivers", "dying", database_url, str(tmp_path))
-    try:
-        moments = [tmp_path / "before", tmp_path / "after"]
-        wait_until(lambda: all(moment.exists() for moment in moments) or driver.poll() is not None, 300)
-    finally:
-        # The JVM with it.
-        os.killpg(driver.pid, signal.SIGKILL)
-    assert driver.wait() == -signal.SIGKILL, log.read_text()
+    place, watching = Place(url=dying.url), observer(raw, dying.url)
+    moments = [dying.folder / "before", dying.folder / "after"]
+    wait_until(lambda: all(moment.exists() for moment in moments) or dying.process.poll() is not None, 300)
+    dying.kill()
+    assert dying.process.returncode == -signal.SIGKILL, (dying.folder / "log").read_text()
     assert [progress(place, f"job/{job}") for job in ("before", "after")] == [None, 0]
     assert stages(watching) == 2
 
     for job in ("before", "after"):
         again = session.range(0, 100, 1, 2).selectExpr(f"'{job}' AS channel", "string(id) AS payload")
-        save(again, database_url, job=job)
+        save(again, dying.url, job=job)
     once_each(
         watching,
         [f"{job}/{number}" for job in ("before", "after") for number in range(100)],
