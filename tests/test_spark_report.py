@@ -26,9 +26,10 @@ pytest.importorskip("pyspark")
 
 from fairqueue.cli.spark.report import _archived
 from fairqueue.cli.spark.report import report as command
-from fairqueue.spark.reporting import Report, page, report, summary
+from fairqueue.spark.reporting import Report, Summary, page, report, summary
 from fairqueue.spark.reporting.fairness import with_entitlement
 from fairqueue.spark.reporting.windows import parse_window
+from fairqueue.spark.reporting.words import percentiles_are
 from fairqueue.spark.schemas import HISTORY, MESSAGES
 
 if TYPE_CHECKING:
@@ -143,6 +144,11 @@ def found(spark: "SparkSession", rows: tuple[list[Row], list[Row]], folder: Path
     )
 
 
+@pytest.fixture(scope="module")
+def few(found: Report) -> Summary:
+    return summary(found, top=2)
+
+
 def collected(table: "DataFrame", *key: str) -> dict[Any, Row]:
     found: dict[Any, Row] = {}
     for row in table.collect():
@@ -211,7 +217,7 @@ def test_sketches_are_near_and_said_to_be_used(
         )
         if waits:
             assert row["wait_p95"] == waits[math.ceil(0.95 * len(waits)) - 1]
-    assert "from sketches" in page(summary(sketched))
+    assert "from sketches" in percentiles_are(sketched)
 
 
 class _Tags(HTMLParser):
@@ -229,8 +235,8 @@ class _Tags(HTMLParser):
         self.words += data
 
 
-def test_the_page_needs_nothing_and_takes_names_for_text(found: Report) -> None:
-    text = page(summary(found, top=3))
+def test_the_page_needs_nothing_and_takes_names_for_text(few: Summary) -> None:
+    text = page(few)
     read = _Tags()
     read.feed(text)
     assert "svg" in read.tags
@@ -239,12 +245,12 @@ def test_the_page_needs_nothing_and_takes_names_for_text(found: Report) -> None:
     assert "url(http" not in text
     assert "<script>alert('x')</script>&amp;\\x1b[2J" in read.words
     assert "\x1b" not in text
-    assert "Percentiles are exact." in read.words
+    assert percentiles_are(few.report) == "Percentiles are exact."
+    assert percentiles_are(few.report) in read.words
     assert "currentColor" in text
 
 
-def test_the_summary_is_small(found: Report) -> None:
-    few = summary(found, top=2)
+def test_the_summary_is_small(few: Summary) -> None:
     assert [queue.total["queue"] for queue in few.queues] == ["a", "b"]
     for queue in few.queues:
         assert len(queue.largest) == len(queue.starved) == 2
