@@ -39,13 +39,13 @@ def with_entitlement(frame: DataFrame, *group: str) -> DataFrame:
     demand, weight = sf.col("demand"), sf.col("weight")
     hungriest = everyone.orderBy((demand / weight).desc()).rowsBetween(Window.unboundedPreceding, Window.currentRow)
     level = (sf.sum(demand).over(hungriest) - sf.col("missing")) / sf.sum(weight).over(hungriest)
+    highest = sf.greatest(sf.max("level").over(everyone), sf.lit(0.0))
     return (
         frame.withColumn("demand", sf.col("cost_started") + sf.col("cost_backlog"))
         .withColumn("missing", sf.sum("cost_backlog").over(everyone))
         .withColumn("level", level)
-        .withColumn("level", sf.greatest(sf.max("level").over(everyone), sf.lit(0.0)))
         # By sums of fractions it would be next to nothing.
-        .withColumn("level", sf.when(sf.sum("cost_started").over(everyone) > 0, sf.col("level")).otherwise(0.0))
+        .withColumn("level", sf.when(sf.sum("cost_started").over(everyone) > 0, highest).otherwise(0.0))
         .withColumn("entitled", sf.least(demand, weight * sf.col("level")))
         .drop("demand", "missing")
     )

@@ -56,11 +56,6 @@ def channel_windows(grid: DataFrame, weights: DataFrame | None, period: Period) 
 
     frame = with_entitlement(_weighted(grid, weights), "queue", "w")
     noisy = (sf.col("in_flight") >= NOISY_IN_FLIGHT) & (part("in_flight") > NOISY_SHARE) | (part("busy") > NOISY_SHARE)
-    frame = (
-        frame.withColumn("share", part("cost_started"))
-        .withColumn("entitled_share", part("entitled"))
-        .withColumn("noisy", sf.coalesce(noisy, sf.lit(False)))
-    )
     return frame.select(
         *TENANT,
         sf.timestamp_micros(period.begins(sf.col("w"))).alias("window"),
@@ -76,9 +71,9 @@ def channel_windows(grid: DataFrame, weights: DataFrame | None, period: Period) 
         "cost_backlog",
         "entitled",
         "level",
-        "share",
-        "entitled_share",
-        "noisy",
+        part("cost_started").alias("share"),
+        part("entitled").alias("entitled_share"),
+        sf.coalesce(noisy, sf.lit(False)).alias("noisy"),
     )
 
 
@@ -138,10 +133,11 @@ def channels(by_channel: DataFrame, rows: DataFrame, period: Period, quantiles: 
         sf.count_if("noisy").alias("noisy_windows"),
     )
     everyone = Window.partitionBy("queue")
+    shares = {}
     for share, column in (("share", "cost_started"), ("entitled_share", "entitled")):
         whole = sf.sum(column).over(everyone)
-        figures = figures.withColumn(share, sf.when(whole > 0, sf.col(column) / whole))
-    return figures.join(_spreads(rows, TENANT, period, quantiles), [*TENANT], "left")
+        shares[share] = sf.when(whole > 0, sf.col(column) / whole)
+    return figures.withColumns(shares).join(_spreads(rows, TENANT, period, quantiles), [*TENANT], "left")
 
 
 def queues(
@@ -177,9 +173,7 @@ def _spreads(rows: DataFrame, group: tuple[str, ...], period: Period, quantiles:
         *(sf.count(value).alias(f"{name}_n") for name, value in values.items()),
         *(column for name, value in values.items() for column in tenants.spread(name, value, quantiles)),
     )
-    for name in values:
-        found = tenants.unfolded(found, name)
-    return found
+    return tenants.unfolded(found, *values)
 
 
 def _spread_by_window(rows: DataFrame, name: str, period: Period, quantiles: Quantiles) -> DataFrame:

@@ -81,8 +81,8 @@ def _quiet(by_channel: DataFrame, noisiest: str) -> str | None:
     """Of the half that was served in most windows, who had least: there is something to be drawn of it."""
     served = by_channel.where((sf.col("started") > 0) & (sf.col("channel") != sf.lit(noisiest))).groupBy("channel")
     sizes = served.agg(sf.count(sf.lit(1)).alias("windows"), sf.sum("cost_started").alias("size"))
-    middle = sizes.agg(sf.median("windows").alias("windows"))
-    found = sizes.join(middle.withColumnRenamed("windows", "middle"), sf.col("windows") >= sf.col("middle"))
+    middle = sf.median("windows").over(Window.partitionBy())
+    found = sizes.withColumn("middle", middle).where(sf.col("windows") >= sf.col("middle"))
     rows = found.orderBy("size", "channel").limit(1).collect()
     return rows[0]["channel"] if rows else None
 

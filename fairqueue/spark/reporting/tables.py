@@ -144,7 +144,8 @@ def _write(
 
     def write(name: str, frame: DataFrame) -> DataFrame:
         frame.write.mode("overwrite").parquet(f"{path}/{name}")
-        written[name] = rows.sparkSession.read.parquet(f"{path}/{name}")
+        # Told its columns, which otherwise are looked for in the files, by a job.
+        written[name] = rows.sparkSession.read.schema(frame.schema).parquet(f"{path}/{name}")
         return written[name]
 
     changes = tenants.carried(tenants.sums(rows, period, known, quantiles), period).persist(StorageLevel.DISK_ONLY)

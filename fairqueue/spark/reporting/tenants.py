@@ -73,12 +73,15 @@ def spread(name: str, value: Column, quantiles: Quantiles) -> list[Column]:
     return [quantiles(value).alias(f"{name}_q"), sf.max(value).alias(f"{name}_max")]
 
 
-def unfolded(frame: DataFrame, name: str) -> DataFrame:
-    """With a column for each quantile in place of the array of them."""
-    columns = [sf.col(f"{name}_q")[place].alias(f"{name}_{short}") for place, short in enumerate(QUANTILES)]
+def unfolded(frame: DataFrame, *names: str) -> DataFrame:
+    """With a column for each quantile in place of the arrays of them."""
     kept: list[Column | str] = []
     for each in frame.columns:
-        kept += columns if each == f"{name}_q" else [each]
+        name = each.removesuffix("_q")
+        if name in names and name != each:
+            kept += [sf.col(each)[place].alias(f"{name}_{short}") for place, short in enumerate(QUANTILES)]
+        else:
+            kept.append(each)
     return frame.select(*kept)
 
 
@@ -105,11 +108,13 @@ def sums(rows: DataFrame, period: Period, known: int, quantiles: Quantiles) -> D
             *(sf.count_if(sf.col("outcome") == known).alias(name) for name, known in OUTCOMES.items()),
             (-sf.count("ended")).alias("taken"),
             sf.sum(-rest("ended")).alias("work"),
+            # What was worked on ended when it finished.
+            *spread("service", worked(period), quantiles),
         ),
-        unfolded(happened("started", *spread("wait", waited(period), quantiles)), "wait"),
-        unfolded(happened("ended", *spread("service", worked(period), quantiles)), "service"),
+        happened("started", *spread("wait", waited(period), quantiles)),
     ]
     whole = reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), parts)
+    whole = unfolded(whole, *SPREADS)
     return whole.groupBy(*TENANT, "w").agg(
         *(sf.max(name).alias(name) for name in _ONCE),
         *(sf.coalesce(sf.sum(name), sf.lit(0)).alias(name) for name in _SUMS),
@@ -123,15 +128,16 @@ def carried(frame: DataFrame, period: Period) -> DataFrame:
     backlog = sf.sum("grown").over(so_far)
     cost = sf.sum("cost_grown").over(so_far)
     last = sf.coalesce(sf.lead("w").over(in_order) - 1, sf.lit(period.last))
-    frame = (
-        frame.withColumn("backlog", backlog)
-        # Sums of fractions don't come to nothing by themselves.
-        .withColumn("cost_backlog", sf.when(sf.col("backlog") > 0, sf.greatest(cost, sf.lit(0.0))).otherwise(0.0))
-        .withColumn("in_flight", sf.sum("taken").over(so_far))
-        .withColumn("last", last)
+    in_flight = sf.sum("taken").over(so_far)
+    return frame.withColumns(
+        {
+            "backlog": backlog,
+            # Sums of fractions don't come to nothing by themselves.
+            "cost_backlog": sf.when(backlog > 0, sf.greatest(cost, sf.lit(0.0))).otherwise(0.0),
+            "in_flight": in_flight,
+            "last": sf.when((backlog > 0) | (in_flight > 0), last).otherwise(sf.col("w")),
+        }
     )
-    stays = (sf.col("backlog") > 0) | (sf.col("in_flight") > 0)
-    return frame.withColumn("last", sf.when(stays, sf.col("last")).otherwise(sf.col("w")))
 
 
 def row_count(frame: DataFrame) -> int:
