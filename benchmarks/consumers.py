@@ -110,21 +110,19 @@ def consume(pipe: Connection) -> None:
     """The whole life of a consumer process."""
     with contextlib.suppress(EOFError, ConnectionError, KeyboardInterrupt), contextlib.ExitStack() as stack:
         pipe.send(True)
-        open_to: tuple[str, str, str] | None = None
-        pair: tuple[Any, Any] = (None, None)
+        # They stay open while others are measured, as those of workers do: what a session plans, it plans once.
+        pairs: dict[tuple[str, str, str], tuple[Any, Any]] = {}
         while True:
             order = pipe.recv()
             try:
-                if order is None or open_to != (order[0], order[1], order[2].durability):
-                    stack.close()
-                    open_to = None
                 if order is None:
+                    stack.close()
+                    pairs.clear()
                     pipe.send(True)
                     continue
                 dsn, name, task = order
-                if open_to is None:
-                    pair = connect(stack, dsn, name, task.durability)
-                    open_to = dsn, name, task.durability
+                place = dsn, name, task.durability
+                pair = pairs[place] = pairs.get(place) or connect(stack, *place)
                 pipe.send(work(pipe, pair, name, task))
             except Exception as error:  # noqa: BLE001  # of any package
                 pipe.send(f"{order and order[1]}: {error}")
