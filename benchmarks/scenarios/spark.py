@@ -4,8 +4,7 @@ In and out of the queue by Spark, on this machine with two cores, against Postgr
 connections, into and out of the same tables, with the rows encoded beforehand: what no client can beat. Rows are read
 from Parquet, and have keys or not. Spark's JDBC sink takes part where FAIRQUEUE_JDBC_JAR names PostgreSQL's driver and
 FAIRQUEUE_DSN a server on TCP; it is not exactly once, and doesn't leave out keys. What is entered at once is entered by
-one connection, in the order of the index of keys, where the others have two connections for it, on both cores: into an
-empty queue, whose indexes are small, that is slower; where much is waiting already, their pages are found more often.
+one connection, in the order of the index of keys, where the others have two connections for it, on both cores.
 """
 
 from __future__ import annotations
@@ -35,8 +34,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _WRITTEN = {"quick": 300_000, "full": 1_000_000, "tiny": 2_000}
-# What waits already, where the queue isn't empty.
-_WAITING = {"quick": 3_000_000, "full": 3_000_000, "tiny": 1_000}
 # Reading is quicker: of fewer rows the fixed 0.4 s of a Spark job would be half.
 _READ = {"quick": 1_000_000, "full": 3_000_000, "tiny": 2_000}
 _REPORT = {"quick": (1_000_000, 10_000), "full": (10_000_000, 100_000), "tiny": (5_000, 20)}
@@ -55,12 +52,6 @@ _SOURCE = """
     FROM generate_series(1, {rows}) i
     ORDER BY random()
 """
-_BACKLOG = """
-    INSERT INTO fairqueue.message (channel, key, payload, dequeue_at)
-    SELECT 'c' || floor({channels} * power(random(), 2))::integer, 'waits ' || md5(i::text),
-        jsonb_build_object('document', i, 'path', repeat('x', 70)), 1700000000000 + floor(random() * 1000)::bigint
-    FROM generate_series(1, {rows}) i
-"""
 _HISTORY = """
     INSERT INTO fairqueue.history (message_id, queue, channel, outcome, attempt, cost, worker, dequeue_at, created_at,
         first_leased_at, leased_at)
@@ -71,24 +62,19 @@ _HISTORY = """
 
 
 def cases(size: Size) -> list[Case]:
-    written, waiting, read = _WRITTEN[size.name], _WAITING[size.name], _READ[size.name]
+    written, read = _WRITTEN[size.name], _READ[size.name]
     seconds = 30 + size.rounds * written * 0.00007
     return [
         *(
-            Case(f"write {written:,} rows {keys} keys", partial(writing, written, 0, keyed=keyed), seconds)
+            Case(f"write {written:,} rows {keys} keys", partial(writing, written, keyed=keyed), seconds)
             for keys, keyed in (("with", True), ("without", False))
-        ),
-        Case(
-            f"write {written:,} rows with keys where {waiting:,} wait",
-            partial(writing, written, waiting, keyed=True),
-            60 + waiting * 0.00002 + 2 * seconds,
         ),
         Case(f"read and archive, {read:,} rows", partial(reading, read), 40 + size.rounds * read * 0.000012),
         Case(f"report, {_REPORT[size.name][0]:,} rows", partial(reporting, *_REPORT[size.name]), 60),
     ]
 
 
-def writing(rows: int, waiting: int, bench: Bench, *, keyed: bool) -> Iterable[Record]:
+def writing(rows: int, bench: Bench, *, keyed: bool) -> Iterable[Record]:
     if not _can(bench):
         return
     with _database(bench) as (dsn, admin), _session(dsn) as spark, _folder() as folder:
@@ -102,24 +88,13 @@ def writing(rows: int, waiting: int, bench: Bench, *, keyed: bool) -> Iterable[R
         if keyed and (jdbc := _jdbc(bench, dsn)):
             ways[_JDBC] = partial(jdbc, files)
 
-        admin.execute(_BACKLOG.format(channels=_CHANNELS, rows=waiting).encode())
-        (last,) = admin.execute("SELECT max(id) FROM fairqueue.message").fetchone() or (None,)
-
-        def clear() -> None:
-            if waiting:
-                admin.execute("DELETE FROM fairqueue.message WHERE id > %s", (last,))
-                admin.execute("TRUNCATE fairqueue.signal")
-                admin.execute("VACUUM fairqueue.message")
-            else:
-                admin.execute("TRUNCATE fairqueue.message, fairqueue.signal")
-
         def once(name: str) -> float:
-            clear()
+            admin.execute("TRUNCATE fairqueue.message, fairqueue.signal")
             start = time.perf_counter()
             ways[name]()
             took = time.perf_counter() - start
             (found,) = admin.execute("SELECT count(*) FROM fairqueue.message").fetchone() or (0,)
-            assert found == waiting + rows, f"{name}: {found} of {waiting + rows}"
+            assert found == rows, f"{name}: {found} of {rows}"
             return rows / took
 
         for name in ways:
@@ -127,12 +102,7 @@ def writing(rows: int, waiting: int, bench: Bench, *, keyed: bool) -> Iterable[R
         bench.place.checkpoint()
         rates = alternate(list(ways), bench.size.rounds, once)
         for name, wanted in (("atomic", 0.5), ("direct", 0.75)):
-            case: dict[str, int | str] = {
-                "way": name,
-                "keys": "with keys" if keyed else "without",
-                "rows": rows,
-                "waiting before": waiting,
-            }
+            case: dict[str, int | str] = {"way": name, "keys": "with keys" if keyed else "without", "rows": rows}
             figure = f"rows written by Spark, {name}"
             yield ratio_record(
                 figure, OURS, case, rates[name], "1/s", reference=_RAW, of=rates[_RAW], wanted=at_least(wanted)
