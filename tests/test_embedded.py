@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -34,6 +35,11 @@ def gone(directory: Path) -> bool:
         return True
     with trying(directory / "server") as free:
         return free
+
+
+def listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as client:
+        return client.connect_ex(str(path)) == 0
 
 
 def query(dsn: str, statement: str) -> Any:
@@ -237,6 +243,8 @@ class TestShared:
         with Program(SHARED) as other:
             pid = other.told()["pid"]
             os.kill(pid, signal.SIGKILL)
+            (path,) = (home / "server/socket").glob(".s.PGSQL.*[0-9]")
+            wait_until(lambda: not listens(path))  # a signal takes a moment
             with embedded.shared() as server:
                 assert server.pid != pid
                 server.restart("immediate")

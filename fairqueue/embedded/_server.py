@@ -129,6 +129,8 @@ class Server:
     def _join(self) -> None:
         # Whoever started it may have been killed meanwhile, and after a crash its last processes may linger.
         _wait(lambda: self._dead() or self._ready())
+        if not self._ready():  # or it was killed just now, and was ready for that moment yet
+            _wait(lambda: self._dead() or self._ready())
         if self._dead():
             self._launch()
             return
