@@ -1595,6 +1595,7 @@ DECLARE
     v_got integer;
     v_rounds integer := 0;
     v_rebuild boolean := false;
+    v_uncounted boolean := false;
     v_reclaim boolean;
     v_simple boolean := true;
     v_written boolean := true;
@@ -1686,24 +1687,25 @@ BEGIN
         END IF;
         IF r.has_urgent THEN
             SELECT f.horizon, f.open, f.activations, least(f.due_floor, r.due_floor), greatest(r.running - f.ended, 0),
-                v_rebuild OR f.queue_changed, f.more
-            INTO r.urgent_from, r.urgent_open, r.activations, r.due_floor, r.running, v_rebuild, r.has_urgent
+                v_rebuild OR f.queue_changed, v_uncounted OR f.uncounted, f.more
+            INTO r.urgent_from, r.urgent_open, r.activations, r.due_floor, r.running, v_rebuild, v_uncounted, r.has_urgent
             FROM scheduler_fold(v_queue, true, r.turn, r.vtime, v_now, 20000,
                 CASE WHEN r.max_concurrency IS NOT NULL THEN r.counted_from END, r.urgent_from,
                 r.urgent_open, r.activations) f;
             v_written := false;
         END IF;
         IF v_rebuild THEN
-            SELECT b.activations, b.due_floor, b.lease_floor, b.max_concurrency, b.paused_until, b.running
-            INTO r.activations, r.due_floor, r.lease_floor, r.max_concurrency, r.paused_until, r.running
+            SELECT b.activations, b.due_floor, b.lease_floor, b.max_concurrency, b.paused_until, b.running,
+                v_uncounted OR b.uncounted
+            INTO r.activations, r.due_floor, r.lease_floor, r.max_concurrency, r.paused_until, r.running, v_uncounted
             FROM scheduler_rebuild(v_queue, r.turn, r.vtime, v_now, r.activations) b;
             r.counted_from := r.turn;
             v_rebuild := false;
             v_written := false;
         END IF;
         IF r.has_news THEN
-            SELECT f.horizon, f.open, f.activations, least(f.due_floor, r.due_floor), f.more
-            INTO r.news_from, r.news_open, r.activations, r.due_floor, r.has_news
+            SELECT f.horizon, f.open, f.activations, least(f.due_floor, r.due_floor), v_uncounted OR f.uncounted, f.more
+            INTO r.news_from, r.news_open, r.activations, r.due_floor, v_uncounted, r.has_news
             FROM scheduler_fold(v_queue, false, r.turn, r.vtime, v_now, v_news,
                 CASE WHEN r.max_concurrency IS NOT NULL THEN r.counted_from END, r.news_from,
                 r.news_open, r.activations) f;
@@ -1711,9 +1713,24 @@ BEGIN
         END IF;
         -- Signals come in faster than they are folded, or, now and then, to find what no signal told of.
         IF r.has_news OR r.turn % 1024 = 32 THEN
-            SELECT w.swept, w.activations, least(w.due_floor, r.due_floor) INTO r.swept, r.activations, r.due_floor
+            SELECT w.swept, w.activations, least(w.due_floor, r.due_floor), v_uncounted OR w.uncounted
+            INTO r.swept, r.activations, r.due_floor, v_uncounted
             FROM scheduler_sweep(v_queue, r.turn, r.vtime, v_now, v_news, r.swept, r.activations) w;
             v_written := false;
+        END IF;
+        -- A limit that was committed in the middle of this, after the signals were read that it came with: its leases are
+        -- counted before anything is served by it.
+        IF v_uncounted THEN
+            v_uncounted := EXISTS (
+                    SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid >= r.urgent_from
+                        AND s.message_id IS NULL AND s.counted IS NULL)
+                OR EXISTS (
+                    SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid = ANY (r.urgent_open)
+                        AND s.message_id IS NULL AND s.counted IS NULL);
+            IF v_uncounted THEN
+                r.has_urgent := true;
+                CONTINUE;
+            END IF;
         END IF;
         IF r.due_floor <= v_now THEN
             SELECT w.due_floor, w.activations INTO r.due_floor, r.activations
@@ -2878,11 +2895,13 @@ REVOKE EXECUTE ON FUNCTION queue_unlisten FROM PUBLIC;
 -- A channel that becomes active starts at max(its own tag, vtime): neither a pause nor a new name gains anything.
 -- Locks: the lanes it changes; nobody else writes lanes while the turn is held.
 --
--- Returns the number of activations so far, and the earliest time at which one of the lanes that now wait is due.
+-- Returns the number of activations so far, the earliest time at which one of the lanes that now wait is due, and whether
+-- a max_concurrency was taken over whose leases nobody counted: the signal that has them counted may have been committed
+-- after signals were read.
 CREATE FUNCTION scheduler_activate(
     queue text, turn bigint, vtime bigint, now_ms bigint,
     channels text[], ats bigint[], ids bigint[], ended integer[], running integer[], rebuild boolean,
-    INOUT activations bigint, OUT due_floor bigint
+    INOUT activations bigint, OUT due_floor bigint, OUT uncounted boolean
 )
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -2974,8 +2993,9 @@ BEGIN
         FROM wanted w
         WHERE w.row IS NULL
     )
-    SELECT v_activations + count(*), coalesce(min(w.new_due) FILTER (WHERE w.new_due > 0), 9223372036854775807)
-    INTO activations, due_floor
+    SELECT v_activations + count(*), coalesce(min(w.new_due) FILTER (WHERE w.new_due > 0), 9223372036854775807),
+        coalesce(bool_or(w.max_concurrency IS NOT NULL AND w.old_max_concurrency IS NULL AND w.counted IS NULL), false)
+    INTO activations, due_floor, uncounted
     FROM wanted w;
 END
 $$;
@@ -2988,12 +3008,12 @@ $$;
 -- Locks: the signals it deletes, which nobody else deletes, and what scheduler_recount and scheduler_activate lock.
 --
 -- Returns the new horizon, the number of activations so far, the earliest time at which a lane that now waits is due,
--- how many leases that the queue counted have ended, whether the policy of the queue changed, and whether signals may
--- be left.
+-- whether one has a limit whose leases nobody counted (scheduler_activate), how many leases that the queue counted have
+-- ended, whether the policy of the queue changed, and whether signals may be left.
 CREATE FUNCTION scheduler_fold(
     queue text, is_urgent boolean, turn bigint, vtime bigint, now_ms bigint, max_signals integer, counted_from bigint,
     INOUT horizon xid8, INOUT open xid8[], INOUT activations bigint,
-    OUT due_floor bigint, OUT ended integer, OUT queue_changed boolean, OUT more boolean
+    OUT due_floor bigint, OUT uncounted boolean, OUT ended integer, OUT queue_changed boolean, OUT more boolean
 )
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -3091,7 +3111,7 @@ BEGIN
         SELECT r.running INTO v_running
         FROM scheduler_recount(v_queue, v_turn, v_channels, v_changed, false, v_counted_from) r;
     END IF;
-    SELECT a.activations, a.due_floor INTO activations, due_floor
+    SELECT a.activations, a.due_floor, a.uncounted INTO activations, due_floor, uncounted
     FROM scheduler_activate(v_queue, coalesce(v_counted_from, v_turn), vtime, now_ms, v_channels, v_ats, v_ids,
         v_ended, v_running, false,
         v_activations) a;
@@ -3197,11 +3217,12 @@ $$;
 -- and when the clock was set back; and by scheduler_repair. Tags stay: whom the rotation owes what can't be derived.
 -- Locks: the lanes of the queue; its leases, as far as nobody else holds them (scheduler_recount).
 --
--- Returns what is to be written to rotation. Takes time in proportion to the number of lanes and leases.
+-- Returns what is to be written to rotation, and whether a lane has a limit whose leases nobody counted, because it was
+-- committed meanwhile (scheduler_activate). Takes time in proportion to the number of lanes and leases.
 CREATE FUNCTION scheduler_rebuild(
     queue text, turn bigint, vtime bigint, now_ms bigint, INOUT activations bigint,
     OUT due_floor bigint, OUT lease_floor timestamptz, OUT max_concurrency integer, OUT paused_until bigint,
-    OUT running integer
+    OUT running integer, OUT uncounted boolean
 )
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -3248,7 +3269,7 @@ BEGIN
     SELECT c.running, coalesce(c.total, 0) INTO v_running, running
     FROM scheduler_recount(v_queue, turn, v_channels, array_fill(true, ARRAY[coalesce(cardinality(v_channels), 0)]),
         max_concurrency IS NOT NULL, NULL) c;
-    SELECT a.activations, a.due_floor INTO activations, due_floor
+    SELECT a.activations, a.due_floor, a.uncounted INTO activations, due_floor, uncounted
     FROM scheduler_activate(v_queue, turn, vtime, now_ms, v_channels, v_ats, v_ids, NULL, v_running, true,
         v_activations) a;
     lease_floor := coalesce(
@@ -3415,11 +3436,11 @@ $$;
 -- then need not wait behind the many signals of another. One index probe a channel, however many messages it has.
 -- Locks: the lanes that scheduler_activate changes.
 --
--- Returns the last channel looked at ('' when the round is complete), the number of activations so far, and the
--- earliest time at which a lane that now waits is due.
+-- Returns the last channel looked at ('' when the round is complete), the number of activations so far, the earliest time
+-- at which a lane that now waits is due, and whether one has a limit whose leases nobody counted (scheduler_activate).
 CREATE FUNCTION scheduler_sweep(
     queue text, turn bigint, vtime bigint, now_ms bigint, max_channels integer,
-    INOUT swept text, INOUT activations bigint, OUT due_floor bigint
+    INOUT swept text, INOUT activations bigint, OUT due_floor bigint, OUT uncounted boolean
 )
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -3459,7 +3480,7 @@ BEGIN
             ORDER BY l.tag DESC LIMIT 1), -1) < vtime AS is_free
         FROM step s) s;
 
-    SELECT a.activations, a.due_floor INTO activations, due_floor
+    SELECT a.activations, a.due_floor, a.uncounted INTO activations, due_floor, uncounted
     FROM scheduler_activate(v_queue, turn, vtime, now_ms, v_channels, v_ats, v_ids, NULL, NULL, false, v_activations) a;
 END
 $$;

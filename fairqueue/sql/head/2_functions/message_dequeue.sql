@@ -49,6 +49,7 @@ DECLARE
     v_got integer;
     v_rounds integer := 0;
     v_rebuild boolean := false;
+    v_uncounted boolean := false;
     v_reclaim boolean;
     v_simple boolean := true;
     v_written boolean := true;
@@ -140,24 +141,25 @@ BEGIN
         END IF;
         IF r.has_urgent THEN
             SELECT f.horizon, f.open, f.activations, least(f.due_floor, r.due_floor), greatest(r.running - f.ended, 0),
-                v_rebuild OR f.queue_changed, f.more
-            INTO r.urgent_from, r.urgent_open, r.activations, r.due_floor, r.running, v_rebuild, r.has_urgent
+                v_rebuild OR f.queue_changed, v_uncounted OR f.uncounted, f.more
+            INTO r.urgent_from, r.urgent_open, r.activations, r.due_floor, r.running, v_rebuild, v_uncounted, r.has_urgent
             FROM scheduler_fold(v_queue, true, r.turn, r.vtime, v_now, 20000,
                 CASE WHEN r.max_concurrency IS NOT NULL THEN r.counted_from END, r.urgent_from,
                 r.urgent_open, r.activations) f;
             v_written := false;
         END IF;
         IF v_rebuild THEN
-            SELECT b.activations, b.due_floor, b.lease_floor, b.max_concurrency, b.paused_until, b.running
-            INTO r.activations, r.due_floor, r.lease_floor, r.max_concurrency, r.paused_until, r.running
+            SELECT b.activations, b.due_floor, b.lease_floor, b.max_concurrency, b.paused_until, b.running,
+                v_uncounted OR b.uncounted
+            INTO r.activations, r.due_floor, r.lease_floor, r.max_concurrency, r.paused_until, r.running, v_uncounted
             FROM scheduler_rebuild(v_queue, r.turn, r.vtime, v_now, r.activations) b;
             r.counted_from := r.turn;
             v_rebuild := false;
             v_written := false;
         END IF;
         IF r.has_news THEN
-            SELECT f.horizon, f.open, f.activations, least(f.due_floor, r.due_floor), f.more
-            INTO r.news_from, r.news_open, r.activations, r.due_floor, r.has_news
+            SELECT f.horizon, f.open, f.activations, least(f.due_floor, r.due_floor), v_uncounted OR f.uncounted, f.more
+            INTO r.news_from, r.news_open, r.activations, r.due_floor, v_uncounted, r.has_news
             FROM scheduler_fold(v_queue, false, r.turn, r.vtime, v_now, v_news,
                 CASE WHEN r.max_concurrency IS NOT NULL THEN r.counted_from END, r.news_from,
                 r.news_open, r.activations) f;
@@ -165,9 +167,24 @@ BEGIN
         END IF;
         -- Signals come in faster than they are folded, or, now and then, to find what no signal told of.
         IF r.has_news OR r.turn % 1024 = 32 THEN
-            SELECT w.swept, w.activations, least(w.due_floor, r.due_floor) INTO r.swept, r.activations, r.due_floor
+            SELECT w.swept, w.activations, least(w.due_floor, r.due_floor), v_uncounted OR w.uncounted
+            INTO r.swept, r.activations, r.due_floor, v_uncounted
             FROM scheduler_sweep(v_queue, r.turn, r.vtime, v_now, v_news, r.swept, r.activations) w;
             v_written := false;
+        END IF;
+        -- A limit that was committed in the middle of this, after the signals were read that it came with: its leases are
+        -- counted before anything is served by it.
+        IF v_uncounted THEN
+            v_uncounted := EXISTS (
+                    SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid >= r.urgent_from
+                        AND s.message_id IS NULL AND s.counted IS NULL)
+                OR EXISTS (
+                    SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid = ANY (r.urgent_open)
+                        AND s.message_id IS NULL AND s.counted IS NULL);
+            IF v_uncounted THEN
+                r.has_urgent := true;
+                CONTINUE;
+            END IF;
         END IF;
         IF r.due_floor <= v_now THEN
             SELECT w.due_floor, w.activations INTO r.due_floor, r.activations

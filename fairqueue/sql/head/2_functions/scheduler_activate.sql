@@ -8,11 +8,13 @@
 -- A channel that becomes active starts at max(its own tag, vtime): neither a pause nor a new name gains anything.
 -- Locks: the lanes it changes; nobody else writes lanes while the turn is held.
 --
--- Returns the number of activations so far, and the earliest time at which one of the lanes that now wait is due.
+-- Returns the number of activations so far, the earliest time at which one of the lanes that now wait is due, and whether
+-- a max_concurrency was taken over whose leases nobody counted: the signal that has them counted may have been committed
+-- after signals were read.
 CREATE FUNCTION scheduler_activate(
     queue text, turn bigint, vtime bigint, now_ms bigint,
     channels text[], ats bigint[], ids bigint[], ended integer[], running integer[], rebuild boolean,
-    INOUT activations bigint, OUT due_floor bigint
+    INOUT activations bigint, OUT due_floor bigint, OUT uncounted boolean
 )
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -104,8 +106,9 @@ BEGIN
         FROM wanted w
         WHERE w.row IS NULL
     )
-    SELECT v_activations + count(*), coalesce(min(w.new_due) FILTER (WHERE w.new_due > 0), 9223372036854775807)
-    INTO activations, due_floor
+    SELECT v_activations + count(*), coalesce(min(w.new_due) FILTER (WHERE w.new_due > 0), 9223372036854775807),
+        coalesce(bool_or(w.max_concurrency IS NOT NULL AND w.old_max_concurrency IS NULL AND w.counted IS NULL), false)
+    INTO activations, due_floor, uncounted
     FROM wanted w;
 END
 $$;

@@ -6,12 +6,12 @@
 -- Locks: the signals it deletes, which nobody else deletes, and what scheduler_recount and scheduler_activate lock.
 --
 -- Returns the new horizon, the number of activations so far, the earliest time at which a lane that now waits is due,
--- how many leases that the queue counted have ended, whether the policy of the queue changed, and whether signals may
--- be left.
+-- whether one has a limit whose leases nobody counted (scheduler_activate), how many leases that the queue counted have
+-- ended, whether the policy of the queue changed, and whether signals may be left.
 CREATE FUNCTION scheduler_fold(
     queue text, is_urgent boolean, turn bigint, vtime bigint, now_ms bigint, max_signals integer, counted_from bigint,
     INOUT horizon xid8, INOUT open xid8[], INOUT activations bigint,
-    OUT due_floor bigint, OUT ended integer, OUT queue_changed boolean, OUT more boolean
+    OUT due_floor bigint, OUT uncounted boolean, OUT ended integer, OUT queue_changed boolean, OUT more boolean
 )
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -109,7 +109,7 @@ BEGIN
         SELECT r.running INTO v_running
         FROM scheduler_recount(v_queue, v_turn, v_channels, v_changed, false, v_counted_from) r;
     END IF;
-    SELECT a.activations, a.due_floor INTO activations, due_floor
+    SELECT a.activations, a.due_floor, a.uncounted INTO activations, due_floor, uncounted
     FROM scheduler_activate(v_queue, coalesce(v_counted_from, v_turn), vtime, now_ms, v_channels, v_ats, v_ids,
         v_ended, v_running, false,
         v_activations) a;

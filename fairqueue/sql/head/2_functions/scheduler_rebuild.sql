@@ -4,11 +4,12 @@
 -- and when the clock was set back; and by scheduler_repair. Tags stay: whom the rotation owes what can't be derived.
 -- Locks: the lanes of the queue; its leases, as far as nobody else holds them (scheduler_recount).
 --
--- Returns what is to be written to rotation. Takes time in proportion to the number of lanes and leases.
+-- Returns what is to be written to rotation, and whether a lane has a limit whose leases nobody counted, because it was
+-- committed meanwhile (scheduler_activate). Takes time in proportion to the number of lanes and leases.
 CREATE FUNCTION scheduler_rebuild(
     queue text, turn bigint, vtime bigint, now_ms bigint, INOUT activations bigint,
     OUT due_floor bigint, OUT lease_floor timestamptz, OUT max_concurrency integer, OUT paused_until bigint,
-    OUT running integer
+    OUT running integer, OUT uncounted boolean
 )
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -55,7 +56,7 @@ BEGIN
     SELECT c.running, coalesce(c.total, 0) INTO v_running, running
     FROM scheduler_recount(v_queue, turn, v_channels, array_fill(true, ARRAY[coalesce(cardinality(v_channels), 0)]),
         max_concurrency IS NOT NULL, NULL) c;
-    SELECT a.activations, a.due_floor INTO activations, due_floor
+    SELECT a.activations, a.due_floor, a.uncounted INTO activations, due_floor, uncounted
     FROM scheduler_activate(v_queue, turn, vtime, now_ms, v_channels, v_ats, v_ids, NULL, v_running, true,
         v_activations) a;
     lease_floor := coalesce(

@@ -4,11 +4,11 @@
 -- then need not wait behind the many signals of another. One index probe a channel, however many messages it has.
 -- Locks: the lanes that scheduler_activate changes.
 --
--- Returns the last channel looked at ('' when the round is complete), the number of activations so far, and the
--- earliest time at which a lane that now waits is due.
+-- Returns the last channel looked at ('' when the round is complete), the number of activations so far, the earliest time
+-- at which a lane that now waits is due, and whether one has a limit whose leases nobody counted (scheduler_activate).
 CREATE FUNCTION scheduler_sweep(
     queue text, turn bigint, vtime bigint, now_ms bigint, max_channels integer,
-    INOUT swept text, INOUT activations bigint, OUT due_floor bigint
+    INOUT swept text, INOUT activations bigint, OUT due_floor bigint, OUT uncounted boolean
 )
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -48,7 +48,7 @@ BEGIN
             ORDER BY l.tag DESC LIMIT 1), -1) < vtime AS is_free
         FROM step s) s;
 
-    SELECT a.activations, a.due_floor INTO activations, due_floor
+    SELECT a.activations, a.due_floor, a.uncounted INTO activations, due_floor, uncounted
     FROM scheduler_activate(v_queue, turn, vtime, now_ms, v_channels, v_ats, v_ids, NULL, NULL, false, v_activations) a;
 END
 $$;
