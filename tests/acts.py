@@ -25,6 +25,7 @@ TABLES = ", ".join(
         "queue",
         "lane",
         "plan",
+        "taken",
         "rotation",
         "signal",
         "load",

@@ -4,7 +4,7 @@ import psycopg
 
 from tests.fixtures.connections import Raw
 
-RELATIONS = ("channel", "history", "lane", "message", "plan", "queue", "rotation", "signal")
+RELATIONS = ("channel", "history", "lane", "message", "plan", "queue", "rotation", "signal", "taken")
 
 
 def observer(raw: Raw, database_url: str) -> psycopg.Connection:

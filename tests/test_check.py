@@ -128,7 +128,7 @@ CORRUPTIONS: list[tuple[str, str | None, str]] = [
     (ROTATION.format("urgent_from = pg_current_xact_id(), urgent_open = '{}'"), "half", UNREAD),
     (("INSERT INTO fairqueue.rotation SELECT queue, turn + 1, vtime, vsince, activations, news_from, news_open,"
      " urgent_from, urgent_open, lease_floor, due_floor, idle_floor, swept, max_concurrency, paused_until, running,"
-     " counted_from, clock, maintain_at, plan_tag, plan_since, ahead, plan_at FROM fairqueue.rotation"), None,
+     " counted_from, clock, maintain_at, place, planned, ahead, plan_at FROM fairqueue.rotation"), None,
      "rotations of a queue"),
     ("DELETE FROM fairqueue.rotation", "capped", "a lease below lease_floor"),
     ("DELETE FROM fairqueue.rotation", None, "rotations of a queue"),
@@ -157,6 +157,8 @@ def test_what_is_wrong_is_found_and_mended(
 
 BEHIND = "a planned message that its lane is not behind"
 BEYOND = "a planned message beyond the end of the plan"
+OVERTAKEN = "a planned message that the rotation has passed"
+TAKEN = "messages taken from the plan"
 
 
 @pytest.mark.parametrize(("corruption", "channel", "problem"), [
@@ -165,23 +167,29 @@ BEYOND = "a planned message beyond the end of the plan"
     (LANE.format("planned = -1", "a"), "a", BEHIND),
     (LANE.format("due = NULL", "a"), "a", BEHIND),
     ("UPDATE fairqueue.plan SET channels = array_replace(channels, 'a', 'gone')", "gone", BEHIND),
-    (ROTATION.format("plan_tag = vtime, plan_since = vsince"), "b", BEYOND),
+    (ROTATION.format("planned = place"), "b", BEYOND),
     ("DELETE FROM fairqueue.plan", "a", MISSING),
+    ("UPDATE fairqueue.plan SET tags = array_fill(-1::bigint, ARRAY[cardinality(tags)])", "a", OVERTAKEN),
+    ("UPDATE fairqueue.taken SET turn = turn - 1", None, TAKEN),
+    ("INSERT INTO fairqueue.taken SELECT queue, turn + 1, place, messages, ids FROM fairqueue.taken", None, TAKEN),
 ])  # fmt: skip
 def test_what_is_wrong_about_a_plan_is_found_and_mended(
-    session: Session, corruption: str, channel: str, problem: str
+    session: Session, corruption: str, channel: str | None, problem: str
 ) -> None:
+    """The second message that is planned was taken without the turn."""
     put_all(session, {"a": 30, "b": 30})
     take(session)
     plan_ahead(session)
     take(session)
+    take(session)
+    assert session.scalar(text("SELECT messages FROM fairqueue.taken")) == 1
     assert checked(session) == []
     sql(session, corruption)
     found = checked(session, "default")
     assert (channel, problem) in {(d.channel, d.problem) for d in found}
     assert checked(session, repair=True) == found
     assert checked(session) == []
-    assert len(drain(session, 7)) == 58
+    assert len(drain(session, 7)) == 57
     assert checked(session) == []
 
 
@@ -338,11 +346,11 @@ def test_a_dump_that_was_restored_on_another_server(session: Session, leased: Le
 
 def test_a_dump_restored_as_it_is_needs_no_repair(session: Session, leased: Leases) -> None:
     """Rows that come back as they were, and not through the functions: what agreed then agrees."""
-    for table in ("message", "lane", "plan", "rotation", "signal"):
+    for table in ("message", "lane", "plan", "rotation", "signal", "taken"):
         sql(session, f"CREATE TABLE public.kept_{table} AS SELECT * FROM fairqueue.{table}")
     drain(session)
     sql(session, "SET session_replication_role = replica")
-    for table in ("message", "lane", "plan", "rotation", "signal"):
+    for table in ("message", "lane", "plan", "rotation", "signal", "taken"):
         sql(session, f"DELETE FROM fairqueue.{table}")
         sql(session, f"INSERT INTO fairqueue.{table} OVERRIDING SYSTEM VALUE SELECT * FROM public.kept_{table}")
     sql(session, "SET session_replication_role = origin")

@@ -327,8 +327,9 @@ class TestRecreation:
         running = [lease for lease in leases(session) if lease.channel == "capped"]
         put(session, "busy", 300)
         assert len(take(session, 200)) == 200
-        for _ in range(64):
-            take(session)
+        # The next dequeue takes the turn, and it is one of those that tidy up.
+        sql(session, "UPDATE fairqueue.rotation SET turn = (turn / 64 + 1) * 64, due_floor = 0")
+        take(session)
         lanes = select(text("channel FROM fairqueue.lane ORDER BY channel"))
         assert session.scalars(lanes).all() == ["busy", "capped", "rated"]
         put_all(session, {"capped": 3, "rated": 3})

@@ -244,8 +244,8 @@ def tags_become_large(twins: Twins) -> None:
     tags = "ARRAY(SELECT t.tag + :n FROM unnest(tags) WITH ORDINALITY AS t (tag, place) ORDER BY t.place)"
     for change in (
         "lane SET tag = tag + :n, planned = planned + :n",
-        "rotation SET vtime = vtime + :n, plan_tag = plan_tag + :n, idle_floor = :n",
-        f"plan SET last_tag = last_tag + :n, tags = {tags}",
+        "rotation SET vtime = vtime + :n, idle_floor = :n, due_floor = 0",  # so that the next dequeue takes its turn
+        f"plan SET tags = {tags}",
     ):
         sql(twins.session, f"UPDATE fairqueue.{change}", n=large)
     twins.serve(1)
@@ -373,20 +373,30 @@ def test_a_message_that_somebody_holds_is_passed_over(
     assert planned == unplanned
 
 
+#: Where each of some messages was in the plan, of those that were taken from it without the turn.
+PLACES = """
+    SELECT e.id, p.place + e.nth
+    FROM fairqueue.plan p CROSS JOIN LATERAL unnest(p.ids) WITH ORDINALITY AS e (id, nth)
+    WHERE EXISTS (SELECT FROM fairqueue.taken k WHERE e.id = ANY (k.ids)) AND e.id = ANY (:ids)"""
+
+
 def test_two_dequeue_at_the_same_time(twins: Twins, engine: Engine) -> None:
-    def work(limit: int) -> list[tuple[int, list[int]]]:
-        batches: list[tuple[int, list[int]]] = []
+    """Whether one after the other or side by side."""
+
+    def work(limit: int) -> list[tuple[int, int, int, int]]:
+        served: list[tuple[int, int, int, int]] = []
         with Session(engine) as session:
             while batch := session.scalars(fq.dequeue(limit=limit, lease=3600)).all():
+                ids = [message.id for message in batch]
                 turn = session.scalar(text("SELECT turn FROM fairqueue.rotation"))
                 assert turn is not None
-                batches.append((turn, [message.id for message in batch]))
+                places = {row.id: row[1] for row in session.execute(text(PLACES), {"ids": ids})}
+                served += [(turn, places.get(id_, 0), nth, id_) for nth, id_ in enumerate(ids)]
                 session.commit()
-        return batches
+        return served
 
     with ThreadPoolExecutor(2) as threads:
-        batches = sorted(batch for batches in threads.map(work, (1, 3)) for batch in batches)
-    served = [id_ for _, ids in batches for id_ in ids]
+        served = [row[-1] for row in sorted(row for rows in threads.map(work, (1, 3)) for row in rows)]
     assert served == [id_ for _, id_ in twins.reference.dequeue(len(twins.left), NOW, served)]
     assert sorted(served) == [id_ for id_, (_, entry) in twins.left.items() if entry.at <= NOW]
 

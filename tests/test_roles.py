@@ -250,7 +250,19 @@ def test_rights(granted: Roles) -> None:
         *((f"queue_{verb}", "EXECUTE") for verb in ("listen", "unlisten")),
     }
     messages = {"message", "dead_message", "history", "history_default"}
-    tables = messages | {"channel", "queue", "dropped", "feed", "lane", "load", "plan", "rotation", "signal", "stage"}
+    tables = messages | {
+        "channel",
+        "queue",
+        "dropped",
+        "feed",
+        "lane",
+        "load",
+        "plan",
+        "rotation",
+        "signal",
+        "stage",
+        "taken",
+    }
     reads = {(table, "SELECT") for table in tables}
     assert rights("observer") == reads
     functions = {

@@ -22,9 +22,11 @@ def planned(session: Session) -> list[tuple[str, int]]:
             SELECT e.channel, e.id
             FROM fairqueue.rotation r
             JOIN fairqueue.plan p ON p.queue = r.queue
-            CROSS JOIN LATERAL unnest(p.ids, p.tags, p.sinces, p.channels) AS e (id, tag, since, channel)
-            WHERE (e.tag, e.since) > (r.vtime, r.vsince)
-            ORDER BY e.tag, e.since""")
+            CROSS JOIN LATERAL unnest(p.ids, p.channels) WITH ORDINALITY AS e (id, channel, nth)
+            WHERE p.place + e.nth - 1 > r.place
+                AND NOT EXISTS (
+                    SELECT FROM fairqueue.taken k WHERE k.queue = r.queue AND k.turn = r.turn AND e.id = ANY (k.ids))
+            ORDER BY p.place, e.nth""")
     ).all()
     session.commit()
     return [(row.channel, row.id) for row in rows]

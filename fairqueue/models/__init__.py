@@ -30,7 +30,7 @@ from .loading import dropped, feed, load, stage
 from .messages import Message, TypedMessage, check_cost
 from .outcomes import DeadMessage, History
 from .policies import Channel, Queue
-from .scheduler import lane, plan, rotation, signal
+from .scheduler import lane, plan, rotation, signal, taken
 
 __all__ = [
     "XID8",
@@ -53,4 +53,5 @@ __all__ = [
     "rotation",
     "signal",
     "stage",
+    "taken",
 ]

@@ -6,7 +6,7 @@ from sqlalchemy.dialects.postgresql import ARRAY
 
 from .base import TID, XID8, Base
 
-__all__ = ["lane", "plan", "rotation", "signal"]
+__all__ = ["lane", "plan", "rotation", "signal", "taken"]
 
 signal = Table(
     "signal",
@@ -68,8 +68,8 @@ rotation = Table(
     Column("counted_from", BigInteger, nullable=False),
     Column("clock", BigInteger, nullable=False),
     Column("maintain_at", BigInteger, nullable=False),
-    Column("plan_tag", BigInteger, nullable=False),
-    Column("plan_since", BigInteger, nullable=False),
+    Column("place", BigInteger, nullable=False),
+    Column("planned", BigInteger, nullable=False),
     Column("ahead", Integer, nullable=False),
     Column("plan_at", Integer, nullable=False),
     PrimaryKeyConstraint("queue", "turn", name="rotation_pkey"),
@@ -79,12 +79,22 @@ plan = Table(
     "plan",
     Base.metadata,
     Column("queue", Text, nullable=False),
-    Column("last_tag", BigInteger, nullable=False, autoincrement=False),
-    Column("last_since", BigInteger, nullable=False, autoincrement=False),
+    Column("place", BigInteger, nullable=False, autoincrement=False),
     Column("rows", ARRAY(TID), nullable=False),
     Column("ids", ARRAY(BigInteger), nullable=False),
     Column("tags", ARRAY(BigInteger), nullable=False),
     Column("sinces", ARRAY(BigInteger), nullable=False),
     Column("channels", ARRAY(Text), nullable=False),
-    PrimaryKeyConstraint("queue", "last_tag", "last_since", name="plan_pkey"),
+    PrimaryKeyConstraint("queue", "place", name="plan_pkey"),
+)
+
+taken = Table(
+    "taken",
+    Base.metadata,
+    Column("queue", Text, nullable=False),
+    Column("turn", BigInteger, nullable=False, autoincrement=False),
+    Column("place", BigInteger, nullable=False, autoincrement=False),
+    Column("messages", Integer, nullable=False),
+    Column("ids", ARRAY(BigInteger), nullable=False),
+    PrimaryKeyConstraint("queue", "turn", "place", name="taken_pkey"),
 )

@@ -8,7 +8,8 @@ BEGIN
     END LOOP;
 END
 $$;
-DROP TABLE channel, dead_message, dropped, feed, history, lane, load, message, plan, queue, rotation, signal, stage;
+DROP TABLE channel, dead_message, dropped, feed, history, lane, load, message, plan, queue, rotation, signal, stage,
+    taken;
 DROP FUNCTION channel_set,
     channel_surplus,
     check_on_conflict,
@@ -59,12 +60,15 @@ DROP FUNCTION channel_set,
     queue_unlisten,
     queue_wake,
     scheduler_activate,
+    scheduler_alone,
     scheduler_fold,
     scheduler_plan,
     scheduler_rebuild,
     scheduler_reclaim,
     scheduler_recount,
+    scheduler_settle,
     scheduler_sweep,
+    scheduler_take,
     scheduler_tidy,
     scheduler_turn,
     scheduler_unplan,

@@ -329,19 +329,18 @@ CREATE UNIQUE INDEX message_key ON message (queue, channel, key) WHERE key IS NO
 -- Written and read by dequeues alone, one at a time for each queue: by scheduler_plan, message_dequeue and
 -- scheduler_unplan. A row is a stretch of the order, as arrays: its n-th message stands at rows[n], has ids[n], starts
 -- at the tag tags[n] and belongs to activation sinces[n] of the lane of channels[n], which itself stands behind all of
--- its planned messages. What isn't beyond (vtime, vsince) of the rotation has been served.
+-- its planned messages. What isn't beyond the place of the rotation has been served.
 CREATE TABLE plan (
-    queue       text      NOT NULL,
-    -- Those of its last message.
-    last_tag    bigint    NOT NULL,
-    last_since  bigint    NOT NULL,
-    rows        tid[]     NOT NULL,
-    ids         bigint[]  NOT NULL,
-    tags        bigint[]  NOT NULL,
-    sinces      bigint[]  NOT NULL,
-    channels    text[]    NOT NULL,
-    -- Read from the virtual time on, so no dequeue walks over the entries of what was served.
-    CONSTRAINT plan_pkey PRIMARY KEY (queue, last_tag, last_since)
+    queue     text      NOT NULL,
+    -- That of its first message: what was ever planned is numbered. A row has 32 messages at most.
+    place     bigint    NOT NULL,
+    rows      tid[]     NOT NULL,
+    ids       bigint[]  NOT NULL,
+    tags      bigint[]  NOT NULL,
+    sinces    bigint[]  NOT NULL,
+    channels  text[]    NOT NULL,
+    -- Read from the place of the rotation on, so no dequeue walks over the entries of what was served.
+    CONSTRAINT plan_pkey PRIMARY KEY (queue, place)
 ) WITH (autovacuum_vacuum_scale_factor = 0.05);
 
 -- Policy of a queue, a namespace of channels that workers subscribe to; and the default policy of its channels.
@@ -396,12 +395,12 @@ CREATE INDEX queue_without_history ON queue (name) WHERE history_days = 0;
 --
 -- Besides the virtual time it holds the lower bounds from which every index scan of a dequeue starts, so that none
 -- walks over entries that are dead but, because of an old snapshot, not yet removable. The row itself is updated by
--- every dequeue that does something; being keyed by a number that grows, it is read as the last entry of its index
+-- every dequeue that has the turn and does something; being keyed by a number that grows, it is read as the last entry of its index
 -- and costs the same however many dead versions lie before it.
 CREATE TABLE rotation (
     queue            text        NOT NULL,
     turn             bigint      NOT NULL,
-    -- Start tag of the message served last: where a channel that becomes active starts. Only ever grows.
+    -- Start tag of the message served last, but for what was taken from plan since: where a channel that becomes active starts. Only ever grows.
     vtime            bigint      NOT NULL,
     -- The lane of that message: every ready lane comes after (vtime, vsince).
     vsince           bigint      NOT NULL,
@@ -429,9 +428,10 @@ CREATE TABLE rotation (
     clock            bigint      NOT NULL,
     -- When history_maintain is to be called next, in Unix milliseconds.
     maintain_at      bigint      NOT NULL,
-    -- Tag and activation of the last message in plan: what is planned lies between (vtime, vsince) and this.
-    plan_tag         bigint      NOT NULL,
-    plan_since       bigint      NOT NULL,
+    -- How many messages were served, or taken back, of all that was ever planned, and how many were planned: the places
+    -- in plan between the two are those to come.
+    place            bigint      NOT NULL,
+    planned          bigint      NOT NULL,
     -- How many messages were served since a dequeue came up short or a plan had to be taken back, and at how many the
     -- next ones are planned: as many again.
     ahead            integer     NOT NULL,
@@ -474,6 +474,21 @@ CREATE TABLE stage (
 );
 
 CREATE INDEX stage_run ON stage (run);
+
+-- What dequeues took from plan without having the turn: one row a batch, until the next turn.
+--
+-- Written by message_dequeue, append-only, in the transaction that leases the messages, so that one that is rolled back
+-- leaves nothing; read and deleted by scheduler_settle, within the turn.
+CREATE TABLE taken (
+    queue     text      NOT NULL,
+    -- That of the rotation at the time. What is of an earlier one is never looked at again.
+    turn      bigint    NOT NULL,
+    -- The place in plan of the last of its messages.
+    place     bigint    NOT NULL,
+    messages  integer   NOT NULL,
+    ids       bigint[]  NOT NULL,
+    CONSTRAINT taken_pkey PRIMARY KEY (queue, turn, place)
+) WITH (autovacuum_vacuum_scale_factor = 0.05);
 
 -- Sets the policy of a channel, creating its row where there is none. A parameter that is null, as it is when left
 -- out, leaves what is there.
@@ -1557,11 +1572,13 @@ REVOKE EXECUTE ON FUNCTION message_defer FROM PUBLIC;
 --
 -- Three statements below serve, each of them a whole batch, exactly as single dequeues in a row would: what was
 -- scheduled ahead, because much is waiting (plan); the first messages of as many lanes, in the simple case; and all that
--- lanes can have. Where there is a plan, its next message and the lane with the lowest tag compete like two lanes.
+-- lanes can have. Where there is a plan, its next message and the lane with the lowest tag compete like two lanes. Where
+-- there is nothing to do but to serve what is planned, scheduler_take does it, side by side with other dequeues.
 --
 -- Locks: the queue's turn until the end of the transaction, so that one dequeue at a time schedules a queue: its order,
 -- and with it every limit, is exact whatever the number of workers. Then the messages that it leases; a message that
--- somebody else holds is passed over. Enqueues and completions take none of these locks and never wait for them.
+-- somebody else holds is passed over. Enqueues and completions take none of these locks and never wait for them. If it
+-- takes what is planned: as scheduler_take.
 CREATE FUNCTION message_dequeue(
     queue text DEFAULT 'default', max_messages integer DEFAULT 1, lease_seconds double precision DEFAULT 30,
     worker text DEFAULT NULL
@@ -1586,6 +1603,8 @@ DECLARE
     v_worker CONSTANT text := $4;
     -- How much news one call takes in before it serves: in proportion to what it serves.
     v_news integer := 64 + 4 * max_messages;
+    -- Before anything is locked here.
+    v_wrote CONSTANT boolean := pg_current_xact_id_if_assigned() IS NOT NULL;
     v_want integer := max_messages;
     v_demand integer := max_messages;
     v_lanes integer := max_messages;
@@ -1629,7 +1648,14 @@ BEGIN
             HINT = 'Dequeue in a short transaction of its own.';
     END IF;
 
-    IF NOT scheduler_turn(v_queue) THEN
+    IF (SELECT t.planned > t.place FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1) THEN
+        RETURN QUERY SELECT * FROM scheduler_take(v_queue, max_messages, lease_seconds, v_worker, v_wrote);
+        IF FOUND THEN
+            RETURN;
+        END IF;
+    END IF;
+
+    IF NOT scheduler_turn(v_queue, false, v_wrote) THEN
         RETURN;
     END IF;
     v_clock := clock();
@@ -1642,7 +1668,8 @@ BEGIN
             AS has_urgent,
         EXISTS (SELECT FROM signal s WHERE s.queue = v_queue AND NOT s.urgent AND s.xid >= t.news_from)
             OR EXISTS (SELECT FROM signal s WHERE s.queue = v_queue AND NOT s.urgent AND s.xid = ANY (t.news_open))
-            AS has_news
+            AS has_news,
+        EXISTS (SELECT FROM taken k WHERE k.queue = v_queue AND k.turn = t.turn) AS has_taken
     INTO r
     FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
     IF NOT FOUND THEN
@@ -1651,15 +1678,19 @@ BEGIN
         END IF;
         INSERT INTO rotation AS t
         SELECT v_queue, 0, 0, 0, 0, '0', '{}', '0', '{}', 'infinity', 9223372036854775807, -1, '',
-            q.max_concurrency, paused_until(q.paused, q.resume_at), 0, 0, v_now, 0, -1, -1, 0, plan_after()
+            q.max_concurrency, paused_until(q.paused, q.resume_at), 0, 0, v_now, 0, 0, 0, 0, plan_after()
         FROM (SELECT) AS one LEFT JOIN queue q ON q.name = v_queue
-        RETURNING t.*, true AS has_urgent, true AS has_news INTO r;
+        RETURNING t.*, true AS has_urgent, true AS has_news, false AS has_taken INTO r;
     ELSIF greatest(r.news_from, r.urgent_from) > pg_snapshot_xmax(pg_current_snapshot()) THEN
         -- Restored from a dump of another server, whose transaction ids were ahead.
         r.news_from := '0';
         r.urgent_from := '0';
         r.has_urgent := true;
         r.has_news := true;
+    END IF;
+    IF r.has_taken THEN
+        SELECT s.vtime, s.vsince, s.place, least(r.ahead + s.messages, 4096) INTO r.vtime, r.vsince, r.place, r.ahead
+        FROM scheduler_settle(v_queue, r.turn, r.vtime, r.vsince, r.place) s;
     END IF;
     -- What was timed by a clock that was ahead has to be timed anew. Small corrections are nothing to notice.
     v_rebuild := v_now < r.clock - 1000;
@@ -1746,20 +1777,17 @@ BEGIN
         v_want := least(v_want, r.max_concurrency - r.running);
         EXIT WHEN v_want <= 0 OR r.paused_until > v_now;
         -- A batch that gives its lanes much at once gains nothing from a plan.
-        IF r.ahead >= r.plan_at AND r.ahead >= 4 * v_want AND (r.plan_tag, r.plan_since) <= (r.vtime, r.vsince) THEN
-            SELECT p.last_tag, p.last_since INTO r.plan_tag, r.plan_since
-            FROM scheduler_plan(v_queue, r.vtime, r.vsince, v_now, r.ahead) p;
+        IF r.ahead >= r.plan_at AND r.ahead >= 4 * v_want AND r.planned <= r.place THEN
+            r.planned := r.place + scheduler_plan(v_queue, r.vtime, r.vsince, v_now, r.ahead, r.place);
             v_written := false;
-            IF r.plan_tag IS NULL THEN
-                r.plan_tag := -1;
-                r.plan_since := -1;
+            IF r.planned = r.place THEN
                 r.ahead := least(r.ahead, 2048);
                 r.plan_at := 2 * r.ahead;
             END IF;
         END IF;
         v_bound_tag := 9223372036854775807;
         v_bound_since := 9223372036854775807;
-        IF (r.plan_tag, r.plan_since) > (r.vtime, r.vsince) THEN
+        IF r.planned > r.place THEN
             -- What is planned, up to the lane with the lowest tag: that of a channel that came since, or whose planned
             -- messages have been served. This serves nothing where one of the messages is not as it was.
             SELECT l.tag, l.since INTO v_lane_tag, v_lane_since
@@ -1769,16 +1797,12 @@ BEGIN
             RETURN QUERY
             WITH next AS MATERIALIZED (
                 SELECT e.row, e.id, e.tag, e.since
-                FROM (
-                    SELECT p.* FROM plan p
-                    WHERE p.queue = v_queue AND (p.last_tag, p.last_since) > (r.vtime, r.vsince)
-                    ORDER BY p.last_tag, p.last_since
-                    LIMIT 1 + (v_want + 15) / 32) p
-                CROSS JOIN LATERAL unnest(p.rows, p.ids, p.tags, p.sinces) AS e (row, id, tag, since)
-                WHERE (e.tag, e.since) > (r.vtime, r.vsince)
+                FROM plan p
+                CROSS JOIN LATERAL unnest(p.rows, p.ids, p.tags, p.sinces) WITH ORDINALITY
+                    AS e (row, id, tag, since, nth)
+                WHERE p.queue = v_queue AND p.place > r.place - 32 AND p.place <= r.place + v_want
+                    AND p.place + e.nth - 1 > r.place AND p.place + e.nth - 1 <= r.place + v_want
                     AND (v_lane_tag IS NULL OR (e.tag, e.since) < (v_lane_tag, v_lane_since))
-                ORDER BY e.tag, e.since
-                LIMIT v_want
             ), held AS MATERIALIZED (
                 SELECT m.ctid AS row
                 FROM next n
@@ -1808,7 +1832,7 @@ BEGIN
                     max_concurrency = r.max_concurrency, paused_until = r.paused_until,
                     running = CASE WHEN r.max_concurrency IS NULL THEN 0 ELSE r.running + s.messages END,
                     counted_from = r.counted_from, clock = r.clock, maintain_at = r.maintain_at,
-                    plan_tag = r.plan_tag, plan_since = r.plan_since, ahead = least(r.ahead + s.messages, 4096),
+                    place = r.place + s.messages, planned = r.planned, ahead = least(r.ahead + s.messages, 4096),
                     plan_at = r.plan_at
                 FROM served s
                 WHERE t.queue = v_queue AND t.turn = r.turn AND s.is_good
@@ -1828,22 +1852,17 @@ BEGIN
             -- If the lane comes first, it and those after it are served up to the next message of the plan. Otherwise,
             -- and where the two take turns all the time, the plan is of no more use.
             v_stretches := v_stretches + 1;
-            SELECT e.tag, e.since INTO v_bound_tag, v_bound_since
-            FROM (
-                SELECT p.* FROM plan p
-                WHERE p.queue = v_queue AND (p.last_tag, p.last_since) > (r.vtime, r.vsince)
-                ORDER BY p.last_tag, p.last_since LIMIT 1) p
-            CROSS JOIN LATERAL unnest(p.tags, p.sinces) AS e (tag, since)
-            WHERE (e.tag, e.since) > (r.vtime, r.vsince)
-            ORDER BY e.tag, e.since LIMIT 1;
+            SELECT p.tags[r.place - p.place + 2], p.sinces[r.place - p.place + 2] INTO v_bound_tag, v_bound_since
+            FROM plan p
+            WHERE p.queue = v_queue AND p.place > r.place - 31 AND p.place <= r.place + 1
+            ORDER BY p.place DESC LIMIT 1;
             IF NOT FOUND OR v_lane_tag IS NULL OR (v_bound_tag, v_bound_since) < (v_lane_tag, v_lane_since)
                 OR v_stretches > 4
             THEN
                 PERFORM scheduler_unplan(v_queue);
                 v_bound_tag := 9223372036854775807;
                 v_bound_since := 9223372036854775807;
-                r.plan_tag := -1;
-                r.plan_since := -1;
+                r.planned := r.place;
                 r.ahead := 0;
                 r.plan_at := plan_after();
                 v_written := false;
@@ -1927,7 +1946,7 @@ BEGIN
                     max_concurrency = r.max_concurrency, paused_until = r.paused_until,
                     running = CASE WHEN r.max_concurrency IS NULL THEN 0 ELSE r.running + s.messages END,
                     counted_from = r.counted_from, clock = r.clock, maintain_at = r.maintain_at,
-                    plan_tag = r.plan_tag, plan_since = r.plan_since, ahead = least(r.ahead + s.messages, 4096),
+                    place = r.place, planned = r.planned, ahead = least(r.ahead + s.messages, 4096),
                     plan_at = r.plan_at
                 FROM served s
                 WHERE t.queue = v_queue AND t.turn = r.turn AND s.is_simple
@@ -2081,7 +2100,7 @@ BEGIN
                     ELSE r.running + (SELECT count(*) FROM leased)::integer
                         + (SELECT count(*) FROM passed p WHERE p.is_counted)::integer END,
                 counted_from = r.counted_from, clock = r.clock, maintain_at = r.maintain_at,
-                plan_tag = r.plan_tag, plan_since = r.plan_since,
+                place = r.place, planned = r.planned,
                 ahead = least(r.ahead + (SELECT count(*) FROM leased), 4096), plan_at = r.plan_at
             WHERE t.queue = v_queue AND t.turn = r.turn
         )
@@ -2110,8 +2129,8 @@ BEGIN
             news_open = r.news_open, urgent_from = r.urgent_from, urgent_open = r.urgent_open,
             lease_floor = r.lease_floor, due_floor = r.due_floor, idle_floor = r.idle_floor, swept = r.swept,
             max_concurrency = r.max_concurrency, paused_until = r.paused_until, running = r.running,
-            counted_from = r.counted_from, clock = r.clock, maintain_at = r.maintain_at, plan_tag = r.plan_tag,
-            plan_since = r.plan_since, ahead = r.ahead, plan_at = r.plan_at
+            counted_from = r.counted_from, clock = r.clock, maintain_at = r.maintain_at, place = r.place,
+            planned = r.planned, ahead = r.ahead, plan_at = r.plan_at
         WHERE t.queue = v_queue AND t.turn = r.turn;
     END IF;
 END
@@ -2561,10 +2580,15 @@ BEGIN
             SELECT greatest(v_now, (SELECT max(r.clock) FROM rotations r WHERE r.queue = l.queue)) AS at) t
         WHERE v_queue IS NULL OR l.queue = v_queue
     ), planned AS MATERIALIZED (
-        SELECT p.queue, e.*
+        SELECT p.queue, e.id, e.tag, e.since, e.channel, p.place + e.nth - 1 AS place,
+            k.queue IS NOT NULL AS is_taken
         FROM plan p JOIN rotations r ON r.queue = p.queue
-        CROSS JOIN LATERAL unnest(p.ids, p.tags, p.sinces, p.channels) AS e (id, tag, since, channel)
-        WHERE (e.tag, e.since) > (r.vtime, r.vsince)
+        CROSS JOIN LATERAL unnest(p.ids, p.tags, p.sinces, p.channels) WITH ORDINALITY
+            AS e (id, tag, since, channel, nth)
+        LEFT JOIN (
+            SELECT k.queue, k.turn, x.id FROM taken k CROSS JOIN LATERAL unnest(k.ids) AS x (id)) k
+            ON k.queue = p.queue AND k.turn = r.turn AND k.id = e.id
+        WHERE p.place + e.nth - 1 > r.place
     ), leases AS MATERIALIZED (
         SELECT m.id, m.queue, m.channel, m.leased_until, m.attempt, m.counted
         FROM message m WHERE m.leased_until IS NOT NULL AND (v_queue IS NULL OR m.queue = v_queue)
@@ -2588,7 +2612,7 @@ BEGIN
     WHERE NOT EXISTS (
             SELECT FROM lanes l WHERE l.queue = w.queue AND l.channel = w.channel AND l.due IS NOT NULL
                 AND (l.head_at, l.head_id) <= (w.dequeue_at, w.id))
-        AND NOT EXISTS (SELECT FROM planned p WHERE p.queue = w.queue AND p.id = w.id)
+        AND NOT EXISTS (SELECT FROM planned p WHERE p.queue = w.queue AND p.id = w.id AND NOT p.is_taken)
         AND NOT EXISTS (
             SELECT FROM signals s WHERE s.queue = w.queue
                 AND (s.channel IS NULL OR (s.channel = w.channel AND (s.dequeue_at, s.message_id) <= (w.dequeue_at, w.id))))
@@ -2600,10 +2624,19 @@ BEGIN
         SELECT FROM lanes l WHERE l.queue = p.queue AND l.channel = p.channel AND l.since = p.since
             AND l.tag > p.tag AND l.planned >= p.tag AND l.due IS NOT NULL)
     UNION ALL
-    SELECT p.queue, p.channel, 'a planned message beyond the end of the plan',
-        format('at most (%s, %s)', r.plan_tag, r.plan_since), format('(%s, %s)', p.tag, p.since)
+    SELECT p.queue, p.channel, 'a planned message beyond the end of the plan', format('at most %s', r.planned),
+        p.place::text
     FROM planned p JOIN rotations r ON r.queue = p.queue
-    WHERE (p.tag, p.since) > (r.plan_tag, r.plan_since)
+    WHERE p.place > r.planned
+    UNION ALL
+    SELECT p.queue, p.channel, 'a planned message that the rotation has passed',
+        format('beyond (%s, %s)', r.vtime, r.vsince), format('(%s, %s)', p.tag, p.since)
+    FROM planned p JOIN rotations r ON r.queue = p.queue
+    WHERE (p.tag, p.since) <= (r.vtime, r.vsince)
+    UNION ALL
+    SELECT k.queue, NULL, 'messages taken from the plan', format('in turn %s', r.turn), format('in turn %s', k.turn)
+    FROM taken k LEFT JOIN rotations r ON r.queue = k.queue
+    WHERE (v_queue IS NULL OR k.queue = v_queue) AND k.turn IS DISTINCT FROM r.turn
     UNION ALL
     SELECT s.queue, s.channel, 'a signal that no dequeue will read',
         format('from %s on, or one of %s', CASE WHEN s.urgent THEN r.urgent_from ELSE r.news_from END,
@@ -2794,10 +2827,15 @@ BEGIN
     IF NOT FOUND THEN
         INSERT INTO rotation AS t
         SELECT v_queue, 0, coalesce(min(l.tag) FILTER (WHERE l.due = 0), max(l.tag), 0), 0, 0, '0', '{}', '0', '{}',
-            'infinity', 9223372036854775807, -1, '', NULL, NULL, 0, 0, v_now, 0, -1, -1, 0, plan_after()
+            'infinity', 9223372036854775807, -1, '', NULL, NULL, 0, 0, v_now, 0, 0, 0, 0, plan_after()
         FROM lane l WHERE l.queue = v_queue
         RETURNING t.* INTO r;
     END IF;
+    IF EXISTS (SELECT FROM taken k WHERE k.queue = v_queue AND k.turn = r.turn) THEN
+        SELECT s.vtime, s.vsince, s.place INTO r.vtime, r.vsince, r.place
+        FROM scheduler_settle(v_queue, r.turn, r.vtime, r.vsince, r.place) s;
+    END IF;
+    DELETE FROM taken k WHERE k.queue = v_queue;
     -- Beyond every turn that is named anywhere, so that nothing that was counted before counts.
     r.turn := greatest(r.turn,
         1 + (SELECT max(l.counted_from) FROM lane l WHERE l.queue = v_queue),
@@ -2815,7 +2853,7 @@ BEGIN
     UPDATE rotation t
     SET turn = r.turn + 1, activations = r.activations, due_floor = r.due_floor, lease_floor = r.lease_floor,
         max_concurrency = r.max_concurrency, paused_until = r.paused_until, running = r.running,
-        counted_from = r.turn, clock = v_now, idle_floor = -1, swept = '', plan_tag = -1, plan_since = -1, ahead = 0,
+        counted_from = r.turn, clock = v_now, idle_floor = -1, swept = '', planned = t.place, ahead = 0,
         plan_at = plan_after(),
         -- All signals are to be read again, whatever they say.
         news_from = '0', news_open = '{}', urgent_from = '0', urgent_open = '{}'
@@ -2919,7 +2957,7 @@ DECLARE
     v_activations CONSTANT bigint := $11;
 BEGIN
     -- Before what is planned of a channel: then the plan is no longer the order.
-    IF EXISTS (SELECT FROM plan p WHERE p.queue = v_queue AND p.last_tag >= v_vtime LIMIT 1)
+    IF (SELECT t.planned > t.place FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1)
         AND EXISTS (
             SELECT FROM unnest(channels, ats, ids) AS n (channel, at, id)
             CROSS JOIN LATERAL (
@@ -2998,6 +3036,17 @@ BEGIN
     INTO activations, due_floor, uncounted
     FROM wanted w;
 END
+$$;
+
+-- Whether nobody but the caller has a part in the turn of a queue. If so, the turn is the caller's alone.
+--
+-- Called by scheduler_take, which has a part in it, and gives it up again where this is true.
+-- Locks: the turn of the queue, if it is free. It waits for nobody.
+CREATE FUNCTION scheduler_alone(queue text) RETURNS boolean
+LANGUAGE sql
+SET search_path FROM CURRENT
+AS $$
+    SELECT pg_try_advisory_xact_lock(hashtextextended(current_schema() || '.' || queue, 720720));
 $$;
 
 -- Folds up to max_signals signals into lanes and deletes them: the urgent ones, or the others.
@@ -3126,11 +3175,10 @@ $$;
 -- ready, so that the lane stays active. Nothing is planned where a lane would come up less than twice on average.
 -- Locks: the lanes that it changes.
 --
--- Returns tag and activation of the last message planned; null where nothing was.
+-- place is the last one that was served: the messages get those that follow. Returns how many were planned.
 CREATE FUNCTION scheduler_plan(
-    queue text, vtime bigint, vsince bigint, now_ms bigint, max_messages integer,
-    OUT last_tag bigint, OUT last_since bigint
-)
+    queue text, vtime bigint, vsince bigint, now_ms bigint, max_messages integer, place bigint
+) RETURNS integer
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan
@@ -3143,7 +3191,12 @@ AS $$
 #variable_conflict use_column
 DECLARE
     v_queue CONSTANT text := $1;
+    v_place CONSTANT bigint := $6;
+    v_planned integer;
 BEGIN
+    -- All of the plan before.
+    DELETE FROM plan p WHERE p.queue = v_queue AND p.place > v_place - 8192 AND p.place <= v_place;
+
     WITH competing AS MATERIALIZED (
         SELECT l.ctid AS lane, l.channel, l.tag, l.since, l.weight, l.head_at, l.head_id,
             lane_step(1, l.weight)::double precision AS step,
@@ -3190,24 +3243,25 @@ BEGIN
         FROM planned p
         GROUP BY p.lane
     ), written AS (
-        INSERT INTO plan (queue, last_tag, last_since, rows, ids, tags, sinces, channels)
-        SELECT v_queue, max(p.start), (array_agg(p.since ORDER BY p.place DESC))[1],
+        INSERT INTO plan (queue, place, rows, ids, tags, sinces, channels)
+        SELECT v_queue, v_place + min(p.place),
             array_agg(p.row ORDER BY p.place), array_agg(p.id ORDER BY p.place), array_agg(p.start ORDER BY p.place),
             array_agg(p.since ORDER BY p.place), array_agg(p.channel ORDER BY p.place)
         FROM planned p
         WHERE (SELECT count(*) FROM planned) >= 2 * (SELECT count(*) FROM moves)
         -- Small enough that reading one costs little where a single message is wanted.
         GROUP BY (p.place - 1) / 32
-        RETURNING last_tag, last_since
-    ), last AS MATERIALIZED (
-        SELECT w.last_tag, w.last_since FROM written w ORDER BY w.last_tag DESC, w.last_since DESC LIMIT 1
+        RETURNING cardinality(rows) AS messages
+    ), count AS MATERIALIZED (
+        SELECT coalesce(sum(w.messages), 0)::integer AS messages FROM written w
     ), moved AS (
         UPDATE lane l
         SET tag = l.tag + v.spent, head_at = v.head_at, head_id = v.head_id, planned = v.last_tag
         FROM moves v
-        WHERE l.ctid = v.lane AND EXISTS (SELECT FROM last)
+        WHERE l.ctid = v.lane AND (SELECT c.messages > 0 FROM count c)
     )
-    SELECT l.last_tag, l.last_since INTO last_tag, last_since FROM last l;
+    SELECT c.messages INTO v_planned FROM count c;
+    RETURN v_planned;
 END
 $$;
 
@@ -3430,6 +3484,89 @@ BEGIN
 END
 $$;
 
+-- Moves the virtual time on to the last message that was taken from the plan without the turn.
+--
+-- Called by message_dequeue and queue_repair, within the turn, which nobody who takes from the plan has at the same time:
+-- all that was taken is committed, or rolled back. What was rolled back, or was not there to be taken, stays planned, at
+-- the head of the plan.
+-- Locks: the rotation of the queue, and the rows of taken and plan that it deletes, which nobody else writes.
+--
+-- Returns the new virtual time and place, and how many messages were taken.
+CREATE FUNCTION scheduler_settle(
+    queue text, turn bigint, INOUT vtime bigint, INOUT vsince bigint, INOUT place bigint, OUT messages integer
+)
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan
+SET jit = off
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_queue CONSTANT text := $1;
+    v_turn CONSTANT bigint := $2;
+    v_place CONSTANT bigint := $5;
+    v_ids bigint[];
+    v_last bigint;
+    r record;
+BEGIN
+    WITH gone AS (
+        DELETE FROM taken k WHERE k.queue = v_queue AND k.turn = v_turn
+        RETURNING k.*
+    )
+    SELECT count(*), array_agg(x), max(g.place) INTO messages, v_ids, v_last
+    FROM gone g CROSS JOIN unnest(g.ids) AS x;
+    IF v_last - v_place > messages THEN
+        -- Those that are left come last, in the places of all.
+        WITH gone AS (
+            DELETE FROM plan p
+            WHERE p.queue = v_queue AND p.place > v_place - 32 AND p.place <= v_last
+            RETURNING p.*
+        ), planned AS MATERIALIZED (
+            SELECT e.row, e.id, e.tag, e.since, e.channel, g.place + e.nth - 1 AS place, e.id <> ALL (v_ids) AS is_left
+            FROM gone g
+            CROSS JOIN LATERAL unnest(g.rows, g.ids, g.tags, g.sinces, g.channels) WITH ORDINALITY
+                AS e (row, id, tag, since, channel, nth)
+            WHERE g.place + e.nth - 1 > v_place
+        ), left_over AS (
+            SELECT p.*, row_number() OVER (ORDER BY p.place) AS nth,
+                (SELECT max(k.place) FROM planned k) - count(*) OVER () AS before
+            FROM planned p
+            WHERE p.is_left
+        ), written AS (
+            INSERT INTO plan (queue, place, rows, ids, tags, sinces, channels)
+            SELECT v_queue, min(l.before + l.nth),
+                array_agg(l.row ORDER BY l.nth), array_agg(l.id ORDER BY l.nth), array_agg(l.tag ORDER BY l.nth),
+                array_agg(l.since ORDER BY l.nth), array_agg(l.channel ORDER BY l.nth)
+            FROM left_over l
+            GROUP BY (l.nth - 1) / 32
+        )
+        SELECT (SELECT min(l.before) FROM left_over l) AS place, p.tag, p.since
+        INTO r
+        FROM (SELECT) AS one
+        LEFT JOIN LATERAL (
+            SELECT p.tag, p.since FROM planned p
+            WHERE p.place < (SELECT min(l.place) FROM left_over l)
+            ORDER BY p.place DESC LIMIT 1) p ON true;
+    ELSE
+        SELECT v_last AS place, p.tags[v_last - p.place + 1] AS tag, p.sinces[v_last - p.place + 1] AS since INTO r
+        FROM plan p
+        WHERE p.queue = v_queue AND p.place <= v_last AND p.place > v_last - 32
+        ORDER BY p.place DESC LIMIT 1;
+    END IF;
+    -- Unless somebody has damaged the plan, there is a last one.
+    place := coalesce(r.place, v_last);
+    vtime := coalesce(r.tag, vtime);
+    vsince := coalesce(r.since, vsince);
+    UPDATE rotation t
+    SET vtime = $3, vsince = $4, place = $5, ahead = least(t.ahead + $6, 4096)
+    WHERE t.queue = v_queue AND t.turn = v_turn;
+END
+$$;
+
 -- Looks at the next max_channels channels, by name, that have ready messages, and makes sure their lanes know.
 --
 -- Called by message_dequeue, within the turn, when signals arrive faster than they can be folded: a channel's news
@@ -3485,15 +3622,147 @@ BEGIN
 END
 $$;
 
--- Removes lanes that have been idle so long that forgetting them changes nothing, and what of the plan has been served;
--- and keeps tags small.
+-- Leases the next messages of the plan, side by side with others who do the same.
+--
+-- Called by message_dequeue, which has no turn yet, where there is a plan. It takes part in a turn that many can have at
+-- the same time: of message_dequeue's turn, it has what excludes that one, not each other. So whoever has the turn alone
+-- knows all that was leased, and nothing that the scheduler goes by changes meanwhile. Each takes the first of the planned
+-- messages that nobody else has, or is about to take, and writes down which (taken); scheduler_settle moves on what the
+-- scheduler keeps. So dequeues of a long backlog wait for each other once in 64 times, not each time, though they go in
+-- the same order.
+--
+-- Locks: a share in the queue's turn, and the messages that it leases, until the end of the transaction.
+--
+-- Returns nothing, and then has locked nothing, unless all that is wanted is at the head of the plan, and nothing else is
+-- to be done: no news, no lease that ran out, no lane that is due or comes first, no message of the plan that is gone or
+-- somebody else's.
+CREATE FUNCTION scheduler_take(
+    queue text, max_messages integer, lease_seconds double precision, worker text, wrote boolean
+)
+RETURNS TABLE (
+    id bigint, channel text, attempt integer, payload jsonb, body bytea, state jsonb, error text,
+    dequeue_at bigint, cost double precision, created_at timestamptz, leased_until timestamptz,
+    key text, forgiven integer, first_leased_at timestamptz
+)
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_queue CONSTANT text := $1;
+    v_worker CONSTANT text := $4;
+    v_clock timestamptz;
+    v_now bigint;
+    v_until timestamptz;
+    v_reach integer;
+    v_waited boolean;
+    r record;
+BEGIN
+    FOR v_try IN 1..3 LOOP
+        v_clock := clock();
+        v_now := unix_ms(v_clock);
+        v_until := v_clock + make_interval(secs => lease_seconds);
+        SELECT t.turn, t.planned, l.tag AS lane_tag, l.since AS lane_since, k.batches, k.messages,
+            -- Up to there all were taken.
+            CASE WHEN t.place + k.messages >= k.last THEN t.place + k.messages ELSE (
+                SELECT coalesce(max(x.place) FILTER (WHERE x.place = t.place + x.messages), t.place)
+                FROM (
+                    SELECT k.place, sum(k.messages) OVER (ORDER BY k.place) AS messages
+                    FROM taken k WHERE k.queue = v_queue AND k.turn = t.turn) x) END AS place
+        INTO r
+        FROM (SELECT x.* FROM rotation x WHERE x.queue = v_queue ORDER BY x.turn DESC LIMIT 1) t
+        LEFT JOIN LATERAL (
+            SELECT l.tag, l.since FROM lane l
+            WHERE l.queue = v_queue AND l.due = 0 AND (l.tag, l.since) > (t.vtime, t.vsince)
+            ORDER BY l.tag, l.since LIMIT 1) l ON true
+        CROSS JOIN LATERAL (
+            SELECT count(*) AS batches, coalesce(sum(k.messages), 0)::integer AS messages,
+                coalesce(max(k.place), 0) AS last
+            FROM taken k WHERE k.queue = v_queue AND k.turn = t.turn) k
+        WHERE t.planned > t.place
+            AND t.max_concurrency IS NULL AND (t.paused_until <= v_now) IS NOT FALSE
+            AND t.lease_floor > v_clock AND t.lease_floor <= v_until
+            AND t.due_floor > v_now AND t.maintain_at > v_now AND t.clock - 1000 <= v_now
+            AND greatest(t.news_from, t.urgent_from) <= pg_snapshot_xmax(pg_current_snapshot())
+            AND NOT EXISTS (SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid >= t.urgent_from)
+            AND NOT EXISTS (SELECT FROM signal s WHERE s.queue = v_queue AND NOT s.urgent AND s.xid >= t.news_from)
+            AND NOT EXISTS (SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid = ANY (t.urgent_open))
+            AND NOT EXISTS (SELECT FROM signal s WHERE s.queue = v_queue AND NOT s.urgent AND s.xid = ANY (t.news_open));
+        -- Near the end of the plan, what others are about to take leaves too little.
+        EXIT WHEN NOT FOUND OR r.planned < r.place + 8 * max_messages OR r.batches >= 64;
+        v_reach := r.messages + 32 * max_messages + 32;
+        v_waited := false;
+        BEGIN
+            IF pg_try_advisory_xact_lock_shared(hashtextextended(current_schema() || '.' || v_queue, 720720)) THEN
+                RETURN QUERY
+                WITH next AS (
+                    SELECT e.row, e.id, p.place + e.nth - 1 AS place
+                    FROM plan p
+                    CROSS JOIN LATERAL unnest(p.rows, p.ids, p.tags, p.sinces) WITH ORDINALITY
+                        AS e (row, id, tag, since, nth)
+                    WHERE p.queue = v_queue AND p.place > r.place - 32 AND p.place <= r.place + v_reach
+                        AND p.place + e.nth - 1 > r.place
+                        AND (r.lane_tag IS NULL OR (e.tag, e.since) < (r.lane_tag, r.lane_since))
+                    ORDER BY p.place, e.nth
+                ), held AS MATERIALIZED (
+                    SELECT n.id, n.place, m.ctid AS row
+                    FROM next n
+                    JOIN message m ON m.ctid = n.row
+                    WHERE m.id = n.id AND m.leased_until IS NULL AND m.dequeue_at <= v_now
+                    LIMIT max_messages
+                    FOR NO KEY UPDATE OF m SKIP LOCKED
+                ), batch AS MATERIALIZED (
+                    SELECT array_agg(h.id) AS ids, max(h.place) AS place, count(*) AS messages FROM held h
+                -- Those before the last one that were passed over are those that others have taken; or are about to take,
+                -- where there are others. Else one is gone, or a user holds it, and the plan is no longer right.
+                ), verdict AS MATERIALIZED (
+                    SELECT b.ids, b.place, b.messages = max_messages
+                        AND EXISTS (SELECT FROM rotation t WHERE t.queue = v_queue AND t.turn = r.turn)
+                        AND (b.place - r.place - max_messages = coalesce((
+                                SELECT sum(k.messages) FROM taken k
+                                WHERE k.queue = v_queue AND k.turn = r.turn AND k.place > r.place AND k.place < b.place), 0)
+                            OR NOT scheduler_alone(v_queue)) AS is_good
+                    FROM batch b
+                ), leased AS (
+                    UPDATE message m
+                    SET attempt = least(m.attempt, 2147483646) + 1, leased_until = v_until, leased_at = v_clock,
+                        first_leased_at = coalesce(m.first_leased_at, v_clock), worker = v_worker, counted = NULL
+                    FROM held h
+                    WHERE m.ctid = h.row AND (SELECT v.is_good FROM verdict v)
+                    RETURNING m.id, m.channel, m.attempt, m.payload, m.body, m.state, m.error, m.dequeue_at, m.cost,
+                        m.created_at, m.leased_until, m.key, m.forgiven, m.first_leased_at, h.place
+                ), noted AS (
+                    INSERT INTO taken (queue, turn, place, messages, ids)
+                    SELECT v_queue, r.turn, v.place, max_messages, v.ids FROM verdict v WHERE v.is_good
+                )
+                SELECT d.id, d.channel, d.attempt, d.payload, d.body, d.state, d.error, d.dequeue_at, d.cost,
+                    d.created_at, d.leased_until, d.key, d.forgiven, d.first_leased_at
+                FROM leased d
+                ORDER BY d.place;
+                IF FOUND THEN
+                    RETURN;
+                END IF;
+            ELSE
+                -- Until somebody's turn is over. Then all may be different.
+                v_waited := scheduler_turn(v_queue, true, wrote);
+            END IF;
+            RAISE SQLSTATE 'FQ000';
+        EXCEPTION WHEN SQLSTATE 'FQ000' THEN
+            EXIT WHEN NOT v_waited
+                AND EXISTS (SELECT FROM rotation t WHERE t.queue = v_queue AND t.turn = r.turn);
+        END;
+    END LOOP;
+END
+$$;
+
+-- Removes lanes that have been idle so long that forgetting them changes nothing; and keeps tags small.
 --
 -- Called by message_dequeue now and then, within the turn. An idle lane behind the virtual time would start at the
 -- virtual time anyway; one whose limits still count something is looked at again later. Tags start again from zero
 -- long before they reach the end of bigint.
 -- Locks: the lanes it removes or rewrites.
 --
--- Returns the virtual time and the tag below which no idle lane, and nothing that was planned, is left.
+-- Returns the virtual time and the tag below which no idle lane is left.
 CREATE FUNCTION scheduler_tidy(queue text, now_ms bigint, INOUT vtime bigint, INOUT idle_floor bigint)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -3524,12 +3793,10 @@ BEGIN
             UPDATE lane l SET tag = v_vtime FROM old o WHERE l.ctid = o.row AND NOT o.is_done
         )
         SELECT count(*), max(o.tag) INTO v_seen, v_last FROM old o;
-        DELETE FROM plan p WHERE p.queue = v_queue AND p.last_tag >= v_floor AND p.last_tag < v_keep;
         idle_floor := CASE WHEN v_seen < 10000 THEN v_keep ELSE v_last END;
     END IF;
     IF vtime > 1000000000000000000 THEN
         PERFORM scheduler_unplan(v_queue);
-        DELETE FROM plan p WHERE p.queue = v_queue;
         UPDATE lane l SET tag = greatest(l.tag - v_vtime, 0), planned = -1 WHERE l.queue = v_queue;
         vtime := 0;
         idle_floor := -1;
@@ -3537,31 +3804,39 @@ BEGIN
 END
 $$;
 
--- Waits for the caller's turn to dequeue from a queue and keeps it until the end of the transaction.
+-- Waits for the caller's turn to dequeue from a queue and keeps it until the end of the transaction; or, shared, for a
+-- part in a turn that many have at the same time.
 --
--- Called by message_dequeue. True: the turn is the caller's. False: somebody else has it and waiting could deadlock,
--- because this transaction holds the turn of another queue, or has written something and so may hold other locks.
--- Locks: one transaction-level advisory lock a queue. Nothing else in fairqueue takes it.
+-- Called by message_dequeue, queue_repair and scheduler_take. True: the turn is the caller's. False: somebody else has it
+-- and waiting could deadlock, because this transaction holds the turn of another queue, or wrote something before it came
+-- to dequeue, and so may hold other locks.
+-- Locks: one transaction-level advisory lock a queue. Besides this, scheduler_take and scheduler_alone take it.
 --
 -- Raises lock_not_available after 10 s: a transaction that dequeues has to commit at once.
-CREATE FUNCTION scheduler_turn(queue text) RETURNS boolean
+CREATE FUNCTION scheduler_turn(
+    queue text, shared boolean DEFAULT false, wrote boolean DEFAULT pg_current_xact_id_if_assigned() IS NOT NULL
+) RETURNS boolean
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 AS $$
 DECLARE
     v_key CONSTANT bigint := hashtextextended(current_schema() || '.' || queue, 720720);
 BEGIN
-    IF pg_try_advisory_xact_lock(v_key) THEN
+    IF (shared AND pg_try_advisory_xact_lock_shared(v_key)) OR (NOT shared AND pg_try_advisory_xact_lock(v_key)) THEN
         PERFORM set_config('fairqueue_turn.held', 'yes', true);
         RETURN true;
-    ELSIF pg_current_xact_id_if_assigned() IS NOT NULL OR current_setting('fairqueue_turn.held', true) = 'yes' THEN
+    ELSIF wrote OR current_setting('fairqueue_turn.held', true) = 'yes' THEN
         RETURN false;
     END IF;
     DECLARE
         v_timeout CONSTANT text := current_setting('lock_timeout');
     BEGIN
         PERFORM set_config('lock_timeout', '10s', true);
-        PERFORM pg_advisory_xact_lock(v_key);
+        IF shared THEN
+            PERFORM pg_advisory_xact_lock_shared(v_key);
+        ELSE
+            PERFORM pg_advisory_xact_lock(v_key);
+        END IF;
         PERFORM set_config('lock_timeout', v_timeout, true);
         PERFORM set_config('fairqueue_turn.held', 'yes', true);
         RETURN true;
@@ -3598,25 +3873,25 @@ AS $$
 #variable_conflict use_column
 DECLARE
     v_queue CONSTANT text := $1;
-    v_vtime bigint;
-    v_vsince bigint;
+    v_place bigint;
 BEGIN
-    SELECT r.vtime, r.vsince INTO v_vtime, v_vsince
+    SELECT r.place INTO v_place
     FROM rotation r WHERE r.queue = v_queue ORDER BY r.turn DESC LIMIT 1;
 
     WITH gone AS (
         DELETE FROM plan p
-        WHERE p.queue = v_queue AND (p.last_tag, p.last_since) > (v_vtime, v_vsince)
+        WHERE p.queue = v_queue AND p.place > v_place - 32
         RETURNING p.*
     ), planned AS MATERIALIZED (
         SELECT e.channel, e.since, min(e.tag) AS tag, min(m.dequeue_at) AS head_at,
             (array_agg(m.id ORDER BY m.dequeue_at, m.id) FILTER (WHERE m.id IS NOT NULL))[1] AS head_id
         FROM gone g
-        CROSS JOIN LATERAL unnest(g.ids, g.tags, g.sinces, g.channels) AS e (id, tag, since, channel)
+        CROSS JOIN LATERAL unnest(g.ids, g.tags, g.sinces, g.channels) WITH ORDINALITY
+            AS e (id, tag, since, channel, nth)
         -- By its id alone, so that no index but that one can be used for it.
         LEFT JOIN LATERAL (SELECT m.* FROM message m WHERE m.id = e.id OFFSET 0) m
             ON m.queue = v_queue AND m.channel = e.channel AND m.leased_until IS NULL
-        WHERE (e.tag, e.since) > (v_vtime, v_vsince)
+        WHERE g.place + e.nth - 1 > v_place
         GROUP BY e.channel, e.since
     )
     UPDATE lane l

@@ -3,17 +3,16 @@
 -- Written and read by dequeues alone, one at a time for each queue: by scheduler_plan, message_dequeue and
 -- scheduler_unplan. A row is a stretch of the order, as arrays: its n-th message stands at rows[n], has ids[n], starts
 -- at the tag tags[n] and belongs to activation sinces[n] of the lane of channels[n], which itself stands behind all of
--- its planned messages. What isn't beyond (vtime, vsince) of the rotation has been served.
+-- its planned messages. What isn't beyond the place of the rotation has been served.
 CREATE TABLE plan (
-    queue       text      NOT NULL,
-    -- Those of its last message.
-    last_tag    bigint    NOT NULL,
-    last_since  bigint    NOT NULL,
-    rows        tid[]     NOT NULL,
-    ids         bigint[]  NOT NULL,
-    tags        bigint[]  NOT NULL,
-    sinces      bigint[]  NOT NULL,
-    channels    text[]    NOT NULL,
-    -- Read from the virtual time on, so no dequeue walks over the entries of what was served.
-    CONSTRAINT plan_pkey PRIMARY KEY (queue, last_tag, last_since)
+    queue     text      NOT NULL,
+    -- That of its first message: what was ever planned is numbered. A row has 32 messages at most.
+    place     bigint    NOT NULL,
+    rows      tid[]     NOT NULL,
+    ids       bigint[]  NOT NULL,
+    tags      bigint[]  NOT NULL,
+    sinces    bigint[]  NOT NULL,
+    channels  text[]    NOT NULL,
+    -- Read from the place of the rotation on, so no dequeue walks over the entries of what was served.
+    CONSTRAINT plan_pkey PRIMARY KEY (queue, place)
 ) WITH (autovacuum_vacuum_scale_factor = 0.05);

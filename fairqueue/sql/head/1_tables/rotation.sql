@@ -2,12 +2,12 @@
 --
 -- Besides the virtual time it holds the lower bounds from which every index scan of a dequeue starts, so that none
 -- walks over entries that are dead but, because of an old snapshot, not yet removable. The row itself is updated by
--- every dequeue that does something; being keyed by a number that grows, it is read as the last entry of its index
+-- every dequeue that has the turn and does something; being keyed by a number that grows, it is read as the last entry of its index
 -- and costs the same however many dead versions lie before it.
 CREATE TABLE rotation (
     queue            text        NOT NULL,
     turn             bigint      NOT NULL,
-    -- Start tag of the message served last: where a channel that becomes active starts. Only ever grows.
+    -- Start tag of the message served last, but for what was taken from plan since: where a channel that becomes active starts. Only ever grows.
     vtime            bigint      NOT NULL,
     -- The lane of that message: every ready lane comes after (vtime, vsince).
     vsince           bigint      NOT NULL,
@@ -35,9 +35,10 @@ CREATE TABLE rotation (
     clock            bigint      NOT NULL,
     -- When history_maintain is to be called next, in Unix milliseconds.
     maintain_at      bigint      NOT NULL,
-    -- Tag and activation of the last message in plan: what is planned lies between (vtime, vsince) and this.
-    plan_tag         bigint      NOT NULL,
-    plan_since       bigint      NOT NULL,
+    -- How many messages were served, or taken back, of all that was ever planned, and how many were planned: the places
+    -- in plan between the two are those to come.
+    place            bigint      NOT NULL,
+    planned          bigint      NOT NULL,
     -- How many messages were served since a dequeue came up short or a plan had to be taken back, and at how many the
     -- next ones are planned: as many again.
     ahead            integer     NOT NULL,

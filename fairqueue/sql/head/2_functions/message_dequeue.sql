@@ -11,11 +11,13 @@
 --
 -- Three statements below serve, each of them a whole batch, exactly as single dequeues in a row would: what was
 -- scheduled ahead, because much is waiting (plan); the first messages of as many lanes, in the simple case; and all that
--- lanes can have. Where there is a plan, its next message and the lane with the lowest tag compete like two lanes.
+-- lanes can have. Where there is a plan, its next message and the lane with the lowest tag compete like two lanes. Where
+-- there is nothing to do but to serve what is planned, scheduler_take does it, side by side with other dequeues.
 --
 -- Locks: the queue's turn until the end of the transaction, so that one dequeue at a time schedules a queue: its order,
 -- and with it every limit, is exact whatever the number of workers. Then the messages that it leases; a message that
--- somebody else holds is passed over. Enqueues and completions take none of these locks and never wait for them.
+-- somebody else holds is passed over. Enqueues and completions take none of these locks and never wait for them. If it
+-- takes what is planned: as scheduler_take.
 CREATE FUNCTION message_dequeue(
     queue text DEFAULT 'default', max_messages integer DEFAULT 1, lease_seconds double precision DEFAULT 30,
     worker text DEFAULT NULL
@@ -40,6 +42,8 @@ DECLARE
     v_worker CONSTANT text := $4;
     -- How much news one call takes in before it serves: in proportion to what it serves.
     v_news integer := 64 + 4 * max_messages;
+    -- Before anything is locked here.
+    v_wrote CONSTANT boolean := pg_current_xact_id_if_assigned() IS NOT NULL;
     v_want integer := max_messages;
     v_demand integer := max_messages;
     v_lanes integer := max_messages;
@@ -83,7 +87,14 @@ BEGIN
             HINT = 'Dequeue in a short transaction of its own.';
     END IF;
 
-    IF NOT scheduler_turn(v_queue) THEN
+    IF (SELECT t.planned > t.place FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1) THEN
+        RETURN QUERY SELECT * FROM scheduler_take(v_queue, max_messages, lease_seconds, v_worker, v_wrote);
+        IF FOUND THEN
+            RETURN;
+        END IF;
+    END IF;
+
+    IF NOT scheduler_turn(v_queue, false, v_wrote) THEN
         RETURN;
     END IF;
     v_clock := clock();
@@ -96,7 +107,8 @@ BEGIN
             AS has_urgent,
         EXISTS (SELECT FROM signal s WHERE s.queue = v_queue AND NOT s.urgent AND s.xid >= t.news_from)
             OR EXISTS (SELECT FROM signal s WHERE s.queue = v_queue AND NOT s.urgent AND s.xid = ANY (t.news_open))
-            AS has_news
+            AS has_news,
+        EXISTS (SELECT FROM taken k WHERE k.queue = v_queue AND k.turn = t.turn) AS has_taken
     INTO r
     FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
     IF NOT FOUND THEN
@@ -105,15 +117,19 @@ BEGIN
         END IF;
         INSERT INTO rotation AS t
         SELECT v_queue, 0, 0, 0, 0, '0', '{}', '0', '{}', 'infinity', 9223372036854775807, -1, '',
-            q.max_concurrency, paused_until(q.paused, q.resume_at), 0, 0, v_now, 0, -1, -1, 0, plan_after()
+            q.max_concurrency, paused_until(q.paused, q.resume_at), 0, 0, v_now, 0, 0, 0, 0, plan_after()
         FROM (SELECT) AS one LEFT JOIN queue q ON q.name = v_queue
-        RETURNING t.*, true AS has_urgent, true AS has_news INTO r;
+        RETURNING t.*, true AS has_urgent, true AS has_news, false AS has_taken INTO r;
     ELSIF greatest(r.news_from, r.urgent_from) > pg_snapshot_xmax(pg_current_snapshot()) THEN
         -- Restored from a dump of another server, whose transaction ids were ahead.
         r.news_from := '0';
         r.urgent_from := '0';
         r.has_urgent := true;
         r.has_news := true;
+    END IF;
+    IF r.has_taken THEN
+        SELECT s.vtime, s.vsince, s.place, least(r.ahead + s.messages, 4096) INTO r.vtime, r.vsince, r.place, r.ahead
+        FROM scheduler_settle(v_queue, r.turn, r.vtime, r.vsince, r.place) s;
     END IF;
     -- What was timed by a clock that was ahead has to be timed anew. Small corrections are nothing to notice.
     v_rebuild := v_now < r.clock - 1000;
@@ -200,20 +216,17 @@ BEGIN
         v_want := least(v_want, r.max_concurrency - r.running);
         EXIT WHEN v_want <= 0 OR r.paused_until > v_now;
         -- A batch that gives its lanes much at once gains nothing from a plan.
-        IF r.ahead >= r.plan_at AND r.ahead >= 4 * v_want AND (r.plan_tag, r.plan_since) <= (r.vtime, r.vsince) THEN
-            SELECT p.last_tag, p.last_since INTO r.plan_tag, r.plan_since
-            FROM scheduler_plan(v_queue, r.vtime, r.vsince, v_now, r.ahead) p;
+        IF r.ahead >= r.plan_at AND r.ahead >= 4 * v_want AND r.planned <= r.place THEN
+            r.planned := r.place + scheduler_plan(v_queue, r.vtime, r.vsince, v_now, r.ahead, r.place);
             v_written := false;
-            IF r.plan_tag IS NULL THEN
-                r.plan_tag := -1;
-                r.plan_since := -1;
+            IF r.planned = r.place THEN
                 r.ahead := least(r.ahead, 2048);
                 r.plan_at := 2 * r.ahead;
             END IF;
         END IF;
         v_bound_tag := 9223372036854775807;
         v_bound_since := 9223372036854775807;
-        IF (r.plan_tag, r.plan_since) > (r.vtime, r.vsince) THEN
+        IF r.planned > r.place THEN
             -- What is planned, up to the lane with the lowest tag: that of a channel that came since, or whose planned
             -- messages have been served. This serves nothing where one of the messages is not as it was.
             SELECT l.tag, l.since INTO v_lane_tag, v_lane_since
@@ -223,16 +236,12 @@ BEGIN
             RETURN QUERY
             WITH next AS MATERIALIZED (
                 SELECT e.row, e.id, e.tag, e.since
-                FROM (
-                    SELECT p.* FROM plan p
-                    WHERE p.queue = v_queue AND (p.last_tag, p.last_since) > (r.vtime, r.vsince)
-                    ORDER BY p.last_tag, p.last_since
-                    LIMIT 1 + (v_want + 15) / 32) p
-                CROSS JOIN LATERAL unnest(p.rows, p.ids, p.tags, p.sinces) AS e (row, id, tag, since)
-                WHERE (e.tag, e.since) > (r.vtime, r.vsince)
+                FROM plan p
+                CROSS JOIN LATERAL unnest(p.rows, p.ids, p.tags, p.sinces) WITH ORDINALITY
+                    AS e (row, id, tag, since, nth)
+                WHERE p.queue = v_queue AND p.place > r.place - 32 AND p.place <= r.place + v_want
+                    AND p.place + e.nth - 1 > r.place AND p.place + e.nth - 1 <= r.place + v_want
                     AND (v_lane_tag IS NULL OR (e.tag, e.since) < (v_lane_tag, v_lane_since))
-                ORDER BY e.tag, e.since
-                LIMIT v_want
             ), held AS MATERIALIZED (
                 SELECT m.ctid AS row
                 FROM next n
@@ -262,7 +271,7 @@ BEGIN
                     max_concurrency = r.max_concurrency, paused_until = r.paused_until,
                     running = CASE WHEN r.max_concurrency IS NULL THEN 0 ELSE r.running + s.messages END,
                     counted_from = r.counted_from, clock = r.clock, maintain_at = r.maintain_at,
-                    plan_tag = r.plan_tag, plan_since = r.plan_since, ahead = least(r.ahead + s.messages, 4096),
+                    place = r.place + s.messages, planned = r.planned, ahead = least(r.ahead + s.messages, 4096),
                     plan_at = r.plan_at
                 FROM served s
                 WHERE t.queue = v_queue AND t.turn = r.turn AND s.is_good
@@ -282,22 +291,17 @@ BEGIN
             -- If the lane comes first, it and those after it are served up to the next message of the plan. Otherwise,
             -- and where the two take turns all the time, the plan is of no more use.
             v_stretches := v_stretches + 1;
-            SELECT e.tag, e.since INTO v_bound_tag, v_bound_since
-            FROM (
-                SELECT p.* FROM plan p
-                WHERE p.queue = v_queue AND (p.last_tag, p.last_since) > (r.vtime, r.vsince)
-                ORDER BY p.last_tag, p.last_since LIMIT 1) p
-            CROSS JOIN LATERAL unnest(p.tags, p.sinces) AS e (tag, since)
-            WHERE (e.tag, e.since) > (r.vtime, r.vsince)
-            ORDER BY e.tag, e.since LIMIT 1;
+            SELECT p.tags[r.place - p.place + 2], p.sinces[r.place - p.place + 2] INTO v_bound_tag, v_bound_since
+            FROM plan p
+            WHERE p.queue = v_queue AND p.place > r.place - 31 AND p.place <= r.place + 1
+            ORDER BY p.place DESC LIMIT 1;
             IF NOT FOUND OR v_lane_tag IS NULL OR (v_bound_tag, v_bound_since) < (v_lane_tag, v_lane_since)
                 OR v_stretches > 4
             THEN
                 PERFORM scheduler_unplan(v_queue);
                 v_bound_tag := 9223372036854775807;
                 v_bound_since := 9223372036854775807;
-                r.plan_tag := -1;
-                r.plan_since := -1;
+                r.planned := r.place;
                 r.ahead := 0;
                 r.plan_at := plan_after();
                 v_written := false;
@@ -381,7 +385,7 @@ BEGIN
                     max_concurrency = r.max_concurrency, paused_until = r.paused_until,
                     running = CASE WHEN r.max_concurrency IS NULL THEN 0 ELSE r.running + s.messages END,
                     counted_from = r.counted_from, clock = r.clock, maintain_at = r.maintain_at,
-                    plan_tag = r.plan_tag, plan_since = r.plan_since, ahead = least(r.ahead + s.messages, 4096),
+                    place = r.place, planned = r.planned, ahead = least(r.ahead + s.messages, 4096),
                     plan_at = r.plan_at
                 FROM served s
                 WHERE t.queue = v_queue AND t.turn = r.turn AND s.is_simple
@@ -535,7 +539,7 @@ BEGIN
                     ELSE r.running + (SELECT count(*) FROM leased)::integer
                         + (SELECT count(*) FROM passed p WHERE p.is_counted)::integer END,
                 counted_from = r.counted_from, clock = r.clock, maintain_at = r.maintain_at,
-                plan_tag = r.plan_tag, plan_since = r.plan_since,
+                place = r.place, planned = r.planned,
                 ahead = least(r.ahead + (SELECT count(*) FROM leased), 4096), plan_at = r.plan_at
             WHERE t.queue = v_queue AND t.turn = r.turn
         )
@@ -564,8 +568,8 @@ BEGIN
             news_open = r.news_open, urgent_from = r.urgent_from, urgent_open = r.urgent_open,
             lease_floor = r.lease_floor, due_floor = r.due_floor, idle_floor = r.idle_floor, swept = r.swept,
             max_concurrency = r.max_concurrency, paused_until = r.paused_until, running = r.running,
-            counted_from = r.counted_from, clock = r.clock, maintain_at = r.maintain_at, plan_tag = r.plan_tag,
-            plan_since = r.plan_since, ahead = r.ahead, plan_at = r.plan_at
+            counted_from = r.counted_from, clock = r.clock, maintain_at = r.maintain_at, place = r.place,
+            planned = r.planned, ahead = r.ahead, plan_at = r.plan_at
         WHERE t.queue = v_queue AND t.turn = r.turn;
     END IF;
 END

@@ -37,10 +37,15 @@ BEGIN
             SELECT greatest(v_now, (SELECT max(r.clock) FROM rotations r WHERE r.queue = l.queue)) AS at) t
         WHERE v_queue IS NULL OR l.queue = v_queue
     ), planned AS MATERIALIZED (
-        SELECT p.queue, e.*
+        SELECT p.queue, e.id, e.tag, e.since, e.channel, p.place + e.nth - 1 AS place,
+            k.queue IS NOT NULL AS is_taken
         FROM plan p JOIN rotations r ON r.queue = p.queue
-        CROSS JOIN LATERAL unnest(p.ids, p.tags, p.sinces, p.channels) AS e (id, tag, since, channel)
-        WHERE (e.tag, e.since) > (r.vtime, r.vsince)
+        CROSS JOIN LATERAL unnest(p.ids, p.tags, p.sinces, p.channels) WITH ORDINALITY
+            AS e (id, tag, since, channel, nth)
+        LEFT JOIN (
+            SELECT k.queue, k.turn, x.id FROM taken k CROSS JOIN LATERAL unnest(k.ids) AS x (id)) k
+            ON k.queue = p.queue AND k.turn = r.turn AND k.id = e.id
+        WHERE p.place + e.nth - 1 > r.place
     ), leases AS MATERIALIZED (
         SELECT m.id, m.queue, m.channel, m.leased_until, m.attempt, m.counted
         FROM message m WHERE m.leased_until IS NOT NULL AND (v_queue IS NULL OR m.queue = v_queue)
@@ -64,7 +69,7 @@ BEGIN
     WHERE NOT EXISTS (
             SELECT FROM lanes l WHERE l.queue = w.queue AND l.channel = w.channel AND l.due IS NOT NULL
                 AND (l.head_at, l.head_id) <= (w.dequeue_at, w.id))
-        AND NOT EXISTS (SELECT FROM planned p WHERE p.queue = w.queue AND p.id = w.id)
+        AND NOT EXISTS (SELECT FROM planned p WHERE p.queue = w.queue AND p.id = w.id AND NOT p.is_taken)
         AND NOT EXISTS (
             SELECT FROM signals s WHERE s.queue = w.queue
                 AND (s.channel IS NULL OR (s.channel = w.channel AND (s.dequeue_at, s.message_id) <= (w.dequeue_at, w.id))))
@@ -76,10 +81,19 @@ BEGIN
         SELECT FROM lanes l WHERE l.queue = p.queue AND l.channel = p.channel AND l.since = p.since
             AND l.tag > p.tag AND l.planned >= p.tag AND l.due IS NOT NULL)
     UNION ALL
-    SELECT p.queue, p.channel, 'a planned message beyond the end of the plan',
-        format('at most (%s, %s)', r.plan_tag, r.plan_since), format('(%s, %s)', p.tag, p.since)
+    SELECT p.queue, p.channel, 'a planned message beyond the end of the plan', format('at most %s', r.planned),
+        p.place::text
     FROM planned p JOIN rotations r ON r.queue = p.queue
-    WHERE (p.tag, p.since) > (r.plan_tag, r.plan_since)
+    WHERE p.place > r.planned
+    UNION ALL
+    SELECT p.queue, p.channel, 'a planned message that the rotation has passed',
+        format('beyond (%s, %s)', r.vtime, r.vsince), format('(%s, %s)', p.tag, p.since)
+    FROM planned p JOIN rotations r ON r.queue = p.queue
+    WHERE (p.tag, p.since) <= (r.vtime, r.vsince)
+    UNION ALL
+    SELECT k.queue, NULL, 'messages taken from the plan', format('in turn %s', r.turn), format('in turn %s', k.turn)
+    FROM taken k LEFT JOIN rotations r ON r.queue = k.queue
+    WHERE (v_queue IS NULL OR k.queue = v_queue) AND k.turn IS DISTINCT FROM r.turn
     UNION ALL
     SELECT s.queue, s.channel, 'a signal that no dequeue will read',
         format('from %s on, or one of %s', CASE WHEN s.urgent THEN r.urgent_from ELSE r.news_from END,

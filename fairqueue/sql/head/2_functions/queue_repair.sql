@@ -29,10 +29,15 @@ BEGIN
     IF NOT FOUND THEN
         INSERT INTO rotation AS t
         SELECT v_queue, 0, coalesce(min(l.tag) FILTER (WHERE l.due = 0), max(l.tag), 0), 0, 0, '0', '{}', '0', '{}',
-            'infinity', 9223372036854775807, -1, '', NULL, NULL, 0, 0, v_now, 0, -1, -1, 0, plan_after()
+            'infinity', 9223372036854775807, -1, '', NULL, NULL, 0, 0, v_now, 0, 0, 0, 0, plan_after()
         FROM lane l WHERE l.queue = v_queue
         RETURNING t.* INTO r;
     END IF;
+    IF EXISTS (SELECT FROM taken k WHERE k.queue = v_queue AND k.turn = r.turn) THEN
+        SELECT s.vtime, s.vsince, s.place INTO r.vtime, r.vsince, r.place
+        FROM scheduler_settle(v_queue, r.turn, r.vtime, r.vsince, r.place) s;
+    END IF;
+    DELETE FROM taken k WHERE k.queue = v_queue;
     -- Beyond every turn that is named anywhere, so that nothing that was counted before counts.
     r.turn := greatest(r.turn,
         1 + (SELECT max(l.counted_from) FROM lane l WHERE l.queue = v_queue),
@@ -50,7 +55,7 @@ BEGIN
     UPDATE rotation t
     SET turn = r.turn + 1, activations = r.activations, due_floor = r.due_floor, lease_floor = r.lease_floor,
         max_concurrency = r.max_concurrency, paused_until = r.paused_until, running = r.running,
-        counted_from = r.turn, clock = v_now, idle_floor = -1, swept = '', plan_tag = -1, plan_since = -1, ahead = 0,
+        counted_from = r.turn, clock = v_now, idle_floor = -1, swept = '', planned = t.place, ahead = 0,
         plan_at = plan_after(),
         -- All signals are to be read again, whatever they say.
         news_from = '0', news_open = '{}', urgent_from = '0', urgent_open = '{}'

@@ -32,7 +32,7 @@ DECLARE
     v_activations CONSTANT bigint := $11;
 BEGIN
     -- Before what is planned of a channel: then the plan is no longer the order.
-    IF EXISTS (SELECT FROM plan p WHERE p.queue = v_queue AND p.last_tag >= v_vtime LIMIT 1)
+    IF (SELECT t.planned > t.place FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1)
         AND EXISTS (
             SELECT FROM unnest(channels, ats, ids) AS n (channel, at, id)
             CROSS JOIN LATERAL (

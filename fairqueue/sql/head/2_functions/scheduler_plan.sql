@@ -6,11 +6,10 @@
 -- ready, so that the lane stays active. Nothing is planned where a lane would come up less than twice on average.
 -- Locks: the lanes that it changes.
 --
--- Returns tag and activation of the last message planned; null where nothing was.
+-- place is the last one that was served: the messages get those that follow. Returns how many were planned.
 CREATE FUNCTION scheduler_plan(
-    queue text, vtime bigint, vsince bigint, now_ms bigint, max_messages integer,
-    OUT last_tag bigint, OUT last_since bigint
-)
+    queue text, vtime bigint, vsince bigint, now_ms bigint, max_messages integer, place bigint
+) RETURNS integer
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan
@@ -23,7 +22,12 @@ AS $$
 #variable_conflict use_column
 DECLARE
     v_queue CONSTANT text := $1;
+    v_place CONSTANT bigint := $6;
+    v_planned integer;
 BEGIN
+    -- All of the plan before.
+    DELETE FROM plan p WHERE p.queue = v_queue AND p.place > v_place - 8192 AND p.place <= v_place;
+
     WITH competing AS MATERIALIZED (
         SELECT l.ctid AS lane, l.channel, l.tag, l.since, l.weight, l.head_at, l.head_id,
             lane_step(1, l.weight)::double precision AS step,
@@ -70,23 +74,24 @@ BEGIN
         FROM planned p
         GROUP BY p.lane
     ), written AS (
-        INSERT INTO plan (queue, last_tag, last_since, rows, ids, tags, sinces, channels)
-        SELECT v_queue, max(p.start), (array_agg(p.since ORDER BY p.place DESC))[1],
+        INSERT INTO plan (queue, place, rows, ids, tags, sinces, channels)
+        SELECT v_queue, v_place + min(p.place),
             array_agg(p.row ORDER BY p.place), array_agg(p.id ORDER BY p.place), array_agg(p.start ORDER BY p.place),
             array_agg(p.since ORDER BY p.place), array_agg(p.channel ORDER BY p.place)
         FROM planned p
         WHERE (SELECT count(*) FROM planned) >= 2 * (SELECT count(*) FROM moves)
         -- Small enough that reading one costs little where a single message is wanted.
         GROUP BY (p.place - 1) / 32
-        RETURNING last_tag, last_since
-    ), last AS MATERIALIZED (
-        SELECT w.last_tag, w.last_since FROM written w ORDER BY w.last_tag DESC, w.last_since DESC LIMIT 1
+        RETURNING cardinality(rows) AS messages
+    ), count AS MATERIALIZED (
+        SELECT coalesce(sum(w.messages), 0)::integer AS messages FROM written w
     ), moved AS (
         UPDATE lane l
         SET tag = l.tag + v.spent, head_at = v.head_at, head_id = v.head_id, planned = v.last_tag
         FROM moves v
-        WHERE l.ctid = v.lane AND EXISTS (SELECT FROM last)
+        WHERE l.ctid = v.lane AND (SELECT c.messages > 0 FROM count c)
     )
-    SELECT l.last_tag, l.last_since INTO last_tag, last_since FROM last l;
+    SELECT c.messages INTO v_planned FROM count c;
+    RETURN v_planned;
 END
 $$;

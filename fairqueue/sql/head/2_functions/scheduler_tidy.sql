@@ -1,12 +1,11 @@
--- Removes lanes that have been idle so long that forgetting them changes nothing, and what of the plan has been served;
--- and keeps tags small.
+-- Removes lanes that have been idle so long that forgetting them changes nothing; and keeps tags small.
 --
 -- Called by message_dequeue now and then, within the turn. An idle lane behind the virtual time would start at the
 -- virtual time anyway; one whose limits still count something is looked at again later. Tags start again from zero
 -- long before they reach the end of bigint.
 -- Locks: the lanes it removes or rewrites.
 --
--- Returns the virtual time and the tag below which no idle lane, and nothing that was planned, is left.
+-- Returns the virtual time and the tag below which no idle lane is left.
 CREATE FUNCTION scheduler_tidy(queue text, now_ms bigint, INOUT vtime bigint, INOUT idle_floor bigint)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -37,12 +36,10 @@ BEGIN
             UPDATE lane l SET tag = v_vtime FROM old o WHERE l.ctid = o.row AND NOT o.is_done
         )
         SELECT count(*), max(o.tag) INTO v_seen, v_last FROM old o;
-        DELETE FROM plan p WHERE p.queue = v_queue AND p.last_tag >= v_floor AND p.last_tag < v_keep;
         idle_floor := CASE WHEN v_seen < 10000 THEN v_keep ELSE v_last END;
     END IF;
     IF vtime > 1000000000000000000 THEN
         PERFORM scheduler_unplan(v_queue);
-        DELETE FROM plan p WHERE p.queue = v_queue;
         UPDATE lane l SET tag = greatest(l.tag - v_vtime, 0), planned = -1 WHERE l.queue = v_queue;
         vtime := 0;
         idle_floor := -1;

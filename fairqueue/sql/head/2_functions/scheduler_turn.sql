@@ -1,28 +1,36 @@
--- Waits for the caller's turn to dequeue from a queue and keeps it until the end of the transaction.
+-- Waits for the caller's turn to dequeue from a queue and keeps it until the end of the transaction; or, shared, for a
+-- part in a turn that many have at the same time.
 --
--- Called by message_dequeue. True: the turn is the caller's. False: somebody else has it and waiting could deadlock,
--- because this transaction holds the turn of another queue, or has written something and so may hold other locks.
--- Locks: one transaction-level advisory lock a queue. Nothing else in fairqueue takes it.
+-- Called by message_dequeue, queue_repair and scheduler_take. True: the turn is the caller's. False: somebody else has it
+-- and waiting could deadlock, because this transaction holds the turn of another queue, or wrote something before it came
+-- to dequeue, and so may hold other locks.
+-- Locks: one transaction-level advisory lock a queue. Besides this, scheduler_take and scheduler_alone take it.
 --
 -- Raises lock_not_available after 10 s: a transaction that dequeues has to commit at once.
-CREATE FUNCTION scheduler_turn(queue text) RETURNS boolean
+CREATE FUNCTION scheduler_turn(
+    queue text, shared boolean DEFAULT false, wrote boolean DEFAULT pg_current_xact_id_if_assigned() IS NOT NULL
+) RETURNS boolean
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 AS $$
 DECLARE
     v_key CONSTANT bigint := hashtextextended(current_schema() || '.' || queue, 720720);
 BEGIN
-    IF pg_try_advisory_xact_lock(v_key) THEN
+    IF (shared AND pg_try_advisory_xact_lock_shared(v_key)) OR (NOT shared AND pg_try_advisory_xact_lock(v_key)) THEN
         PERFORM set_config('fairqueue_turn.held', 'yes', true);
         RETURN true;
-    ELSIF pg_current_xact_id_if_assigned() IS NOT NULL OR current_setting('fairqueue_turn.held', true) = 'yes' THEN
+    ELSIF wrote OR current_setting('fairqueue_turn.held', true) = 'yes' THEN
         RETURN false;
     END IF;
     DECLARE
         v_timeout CONSTANT text := current_setting('lock_timeout');
     BEGIN
         PERFORM set_config('lock_timeout', '10s', true);
-        PERFORM pg_advisory_xact_lock(v_key);
+        IF shared THEN
+            PERFORM pg_advisory_xact_lock_shared(v_key);
+        ELSE
+            PERFORM pg_advisory_xact_lock(v_key);
+        END IF;
         PERFORM set_config('lock_timeout', v_timeout, true);
         PERFORM set_config('fairqueue_turn.held', 'yes', true);
         RETURN true;

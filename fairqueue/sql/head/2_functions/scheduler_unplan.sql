@@ -18,25 +18,25 @@ AS $$
 #variable_conflict use_column
 DECLARE
     v_queue CONSTANT text := $1;
-    v_vtime bigint;
-    v_vsince bigint;
+    v_place bigint;
 BEGIN
-    SELECT r.vtime, r.vsince INTO v_vtime, v_vsince
+    SELECT r.place INTO v_place
     FROM rotation r WHERE r.queue = v_queue ORDER BY r.turn DESC LIMIT 1;
 
     WITH gone AS (
         DELETE FROM plan p
-        WHERE p.queue = v_queue AND (p.last_tag, p.last_since) > (v_vtime, v_vsince)
+        WHERE p.queue = v_queue AND p.place > v_place - 32
         RETURNING p.*
     ), planned AS MATERIALIZED (
         SELECT e.channel, e.since, min(e.tag) AS tag, min(m.dequeue_at) AS head_at,
             (array_agg(m.id ORDER BY m.dequeue_at, m.id) FILTER (WHERE m.id IS NOT NULL))[1] AS head_id
         FROM gone g
-        CROSS JOIN LATERAL unnest(g.ids, g.tags, g.sinces, g.channels) AS e (id, tag, since, channel)
+        CROSS JOIN LATERAL unnest(g.ids, g.tags, g.sinces, g.channels) WITH ORDINALITY
+            AS e (id, tag, since, channel, nth)
         -- By its id alone, so that no index but that one can be used for it.
         LEFT JOIN LATERAL (SELECT m.* FROM message m WHERE m.id = e.id OFFSET 0) m
             ON m.queue = v_queue AND m.channel = e.channel AND m.leased_until IS NULL
-        WHERE (e.tag, e.since) > (v_vtime, v_vsince)
+        WHERE g.place + e.nth - 1 > v_place
         GROUP BY e.channel, e.since
     )
     UPDATE lane l

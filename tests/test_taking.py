@@ -1,0 +1,260 @@
+"""Where much is planned, dequeues serve it side by side: none waits for the other, none gets what the other has.
+
+The order is that of the plan. Whatever is to be done beside serving waits for those who take part in the turn.
+"""
+
+import random
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import psycopg
+import pytest
+from sqlalchemy import Engine, text
+from sqlalchemy.orm import Session
+
+import fairqueue as fq
+from tests.acts import lease_of, plan_ahead, put, sql, wait_until
+from tests.fixtures.connections import Raw
+from tests.invariants import check_invariants
+from tests.limiting import limit
+from tests.observing import impatient, observer, value, waits_for_a_lock
+from tests.twins import planned
+
+CHANNELS = "abcdef"
+Ids = list[int]
+#: What happens between two dequeues, and how the transaction of the first ends: what both return.
+DequeueAfter = Callable[[Callable[[], None], str], tuple[Ids, Ids]]
+
+
+@pytest.fixture
+def order(session: Session) -> Ids:
+    """Six channels with 120 messages each, and a plan: the ids that are planned, in their order."""
+    for channel in CHANNELS:
+        put(session, channel, 120)
+    lease_of(session, 1)
+    plan_ahead(session, 600)
+    lease_of(session, 1)
+    order = [id_ for _, id_ in planned(session)]
+    assert len(order) > 500
+    return order
+
+
+@pytest.fixture
+def workers(raw: Raw, database_url: str) -> list[psycopg.Connection]:
+    """Each in a transaction that ends when the test says so; waiting is an error to them."""
+    return [impatient(raw, database_url) for _ in range(4)]
+
+
+def dequeue(worker: psycopg.Connection, limit: int = 3) -> Ids:
+    return [id_ for (id_,) in worker.execute("SELECT id FROM fairqueue.message_dequeue('default', %s, 3600)", [limit])]
+
+
+def finish(session: Session, workers: list[psycopg.Connection], *done: Ids) -> None:
+    """All that is left is served, each message once."""
+    for worker in workers:
+        worker.commit()
+    check_invariants(session.connection())
+    session.commit()
+    served = [id_ for ids in done for id_ in ids]
+    while batch := lease_of(session, 40):
+        served += [message.id for message in batch]
+        check_invariants(session.connection())
+        session.commit()
+    leased = session.scalars(text("SELECT id FROM fairqueue.message WHERE leased_until IS NOT NULL")).all()
+    assert len(leased) == session.scalar(text("SELECT count(*) FROM fairqueue.message"))
+    assert len(served) == len(set(served))
+    assert set(served) <= set(leased)
+
+
+def test_none_waits_and_each_gets_the_next(session: Session, order: Ids, workers: list[psycopg.Connection]) -> None:
+    done = [dequeue(worker) for worker in workers]
+    assert done == [order[:3], order[3:6], order[6:9], order[9:12]]
+    for worker in (workers[2], workers[0]):
+        worker.commit()
+        check_invariants(session.connection())
+        session.commit()
+    done += [dequeue(workers[2], 5), dequeue(workers[0], 1)]
+    assert done[4:] == [order[12:17], order[17:18]]
+    finish(session, workers, *done)
+
+
+def test_what_is_rolled_back_comes_next(session: Session, order: Ids, workers: list[psycopg.Connection]) -> None:
+    """Though what came after it has been served, and others are still at it."""
+    for worker in workers:
+        dequeue(worker)
+    workers[3].commit()
+    workers[1].rollback()
+    assert dequeue(workers[1], 4) == [*order[3:6], order[12]]
+    workers[0].rollback()
+    assert dequeue(workers[3], 1) == order[:1]
+    finish(session, workers)
+
+
+def test_what_is_rolled_back_is_left_when_the_scheduler_moves_on(
+    session: Session, order: Ids, workers: list[psycopg.Connection]
+) -> None:
+    """It goes before whatever is planned, and a channel that comes starts before it."""
+    for worker in workers:
+        dequeue(worker)
+    workers[0].commit()
+    workers[1].rollback()
+    workers[2].commit()
+    workers[3].rollback()
+    (late,) = put(session, "late")
+    served = [message.id for message in lease_of(session, 8)]
+    assert set(served) == {*order[3:6], *order[9:12], order[12], late}
+    assert [id_ for id_ in served if id_ != late] == [*order[3:6], *order[9:13]]
+    assert served.index(late) < 3
+    finish(session, workers)
+
+
+def test_a_worker_that_dies_has_taken_nothing(
+    session: Session, raw: Raw, database_url: str, order: Ids, workers: list[psycopg.Connection]
+) -> None:
+    watching = observer(raw, database_url)
+    for worker in workers[:2]:
+        dequeue(worker)
+    pid = workers[0].info.backend_pid
+    value(watching, "SELECT pg_terminate_backend(%s)", pid)
+    wait_until(lambda: value(watching, "SELECT count(*) FROM pg_stat_activity WHERE pid = %s", pid) == 0)
+    assert dequeue(workers[2], 4) == [*order[:3], order[6]]
+    finish(session, workers[1:])
+
+
+def a_message_comes(session: Session) -> None:
+    put(session, "late")
+
+
+def a_lease_runs_out(session: Session) -> None:
+    sql(session, "UPDATE fairqueue.rotation SET lease_floor = '2000-01-01'")
+
+
+def test_a_message_that_is_gone_keeps_nobody(session: Session, order: Ids, workers: list[psycopg.Connection]) -> None:
+    """It is passed over while others are at it. Who is alone takes the turn: what comes next has to be found anew."""
+    done = [dequeue(workers[0])]
+    assert session.execute(fq.cancel(order[3:5])).all() == [(order[3], "cancelled"), (order[4], "cancelled")]
+    session.commit()
+    done.append(dequeue(workers[1]))
+    assert done[1] == order[5:8]
+    workers[0].commit()
+    workers[1].commit()
+    turn = "SELECT turn FROM fairqueue.rotation"
+    before = session.scalar(text(turn))
+    done.append(dequeue(workers[2]))
+    workers[2].commit()
+    session.commit()
+    assert session.scalar(text(turn)) != before
+    finish(session, workers, *done)
+
+
+@pytest.fixture
+def dequeue_after(raw: Raw, database_url: str) -> DequeueAfter:
+    """Two dequeue 24 messages, one after the other; between them something happens for which the second has to wait."""
+
+    def run(meanwhile: Callable[[], None], end: str) -> tuple[Ids, Ids]:
+        first, second, watching = raw(database_url), raw(database_url), observer(raw, database_url)
+        done = dequeue(first, 24)
+        meanwhile()
+        with ThreadPoolExecutor(1) as pool:
+            serving = pool.submit(dequeue, second, 24)
+            wait_until(lambda: waits_for_a_lock(watching, second))
+            getattr(first, end)()
+            served = serving.result()
+        second.commit()
+        return done, served
+
+    return run
+
+
+@pytest.mark.parametrize("news", [a_message_comes, a_lease_runs_out])
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_news_wait_for_those_who_are_at_it(
+    session: Session, order: Ids, dequeue_after: DequeueAfter, news: Callable[[Session], None], end: str
+) -> None:
+    """What they give back is served again, before anything goes by the news."""
+    done, served = dequeue_after(lambda: news(session), end)
+    assert done == order[:24]
+    assert len(served) == 24
+    assert len({*served} & {*done}) >= 22 if end == "rollback" else not {*served} & {*done}
+    check_invariants(session.connection())
+
+
+@pytest.mark.parametrize(("end", "more"), [("commit", 0), ("rollback", 1)])
+def test_what_others_are_about_to_take_counts_toward_a_new_limit(
+    session: Session, order: Ids, dequeue_after: DequeueAfter, end: str, more: int
+) -> None:
+    """One of channel a runs already."""
+    of_a = set(session.scalars(text("SELECT id FROM fairqueue.message WHERE channel = 'a' AND leased_until IS NULL")))
+    assert len(of_a) == 119
+    done, served = dequeue_after(lambda: limit(session, "a", max_concurrency=2), end)
+    assert len(of_a & {*done}) == 4
+    assert len(of_a & {*served}) == more
+    check_invariants(session.connection(), caps=False)
+
+
+@pytest.mark.slow
+def test_many_at_a_time(session: Session, engine: Engine) -> None:
+    """Some roll back, some enqueue and cancel; each message is served once, and the scheduler is never wrong."""
+    for number in range(20):
+        put(session, f"c{number}", 150)
+    lease_of(session, 1)
+    dice = random.Random(7)  # noqa: S311
+
+    def work(seed: int) -> tuple[Ids, Ids, int]:
+        dice = random.Random(seed)  # noqa: S311
+        served: Ids = []
+        cancelled: Ids = []
+        taken = 0
+        with Session(engine) as worker:
+            while batch := worker.scalars(fq.dequeue(limit=dice.randint(1, 8), lease=3600)).all():
+                ids = [message.id for message in batch]
+                among = text("SELECT count(*) FROM fairqueue.taken WHERE ids @> CAST(:ids AS bigint[])")
+                if dice.random() < 0.1:
+                    worker.rollback()
+                    continue
+                taken += worker.scalar(among, {"ids": ids}) or 0
+                worker.commit()
+                served += ids
+                if dice.random() < 0.02:
+                    put(worker, f"late{dice.randrange(50)}", dice.randint(1, 3))
+                if dice.random() < 0.02:
+                    some = [dice.randrange(3000) for _ in range(3)]
+                    rows = worker.execute(fq.cancel(some)).all()
+                    cancelled += [row.id for row in rows if row.result == "cancelled"]
+                    worker.commit()
+        return served, cancelled, taken
+
+    with ThreadPoolExecutor(4) as threads:
+        working = [threads.submit(work, dice.randrange(1000)) for _ in range(4)]
+        while not all(future.done() for future in working):
+            assert fq.check(session) == []
+            session.commit()
+    results = [future.result() for future in working]
+    served = [id_ for ids, _, _ in results for id_ in ids]
+    left = session.scalars(text("SELECT id FROM fairqueue.message WHERE leased_until IS NULL")).all()
+    assert left == []
+    assert len(served) == len(set(served))
+    check_invariants(session.connection())
+    assert sum(taken for _, _, taken in results) > 100
+
+
+def test_the_order_is_that_of_the_plan(session: Session, engine: Engine) -> None:
+    """Of whoever takes part: no message is left behind while later ones are served."""
+    for channel in CHANNELS:
+        put(session, channel, 60)
+    lease_of(session, 1)
+    plan_ahead(session, 300)
+    lease_of(session, 1)
+    order = [id_ for _, id_ in planned(session)]
+
+    def work(limit: int) -> Ids:
+        served: Ids = []
+        with Session(engine) as worker:
+            while len(served) < 60 and (batch := lease_of(worker, limit)):
+                served += [message.id for message in batch]
+        return served
+
+    with ThreadPoolExecutor(4) as threads:
+        served = {id_ for ids in threads.map(work, (1, 2, 3, 5)) for id_ in ids}
+    assert served == {*order[: len(served)]}
+    assert len(served) >= 240
