@@ -192,6 +192,70 @@ def test_what_others_are_about_to_take_counts_toward_a_new_limit(
     check_invariants(session.connection(), caps=False)
 
 
+def test_a_channel_whose_turn_comes_within_the_batch(
+    session: Session, workers: list[psycopg.Connection], dequeue_after: DequeueAfter
+) -> None:
+    """Its last message is never planned. Who comes to that waits for the turn, though it has locked some already."""
+    for channel in CHANNELS:
+        put(session, channel, 120)
+    put(session, "few", 7)
+    lease_of(session, 1)
+    plan_ahead(session, 600)
+    lease_of(session, 1)
+    (last,) = session.scalars(text("SELECT max(id) FROM fairqueue.message"))
+    assert last not in {id_ for _, id_ in planned(session)}
+    done, served = dequeue_after(lambda: None, "commit")
+    assert len(served) == 24
+    assert last in served
+    finish(session, workers, done, served)
+
+
+def test_a_message_that_was_committed_late(
+    session: Session, raw: Raw, database_url: str, order: Ids, workers: list[psycopg.Connection]
+) -> None:
+    """Though it was sent before the last turn: its channel has its place in the round."""
+    late = raw(database_url)
+    (id_,) = late.execute("INSERT INTO fairqueue.message (channel) VALUES ('late') RETURNING id").fetchone() or (0,)
+    put(session, "a")
+    turn = lease_of(session, 1)
+    done = [[message.id for message in turn], dequeue(workers[0], 1)]
+    workers[0].commit()
+    late.commit()
+    done.append(dequeue(workers[1], 7))
+    assert id_ in done[-1]
+    finish(session, workers, *done)
+
+
+def test_a_shorter_lease(session: Session, order: Ids, workers: list[psycopg.Connection]) -> None:
+    """It is found when it runs out, before those that were given earlier."""
+    done = dequeue(workers[0])
+    workers[0].commit()
+    short = [message.id for message in lease_of(session, 3, lease=10)]
+    assert done + short == order[:6]
+    finish(session, workers, done, short)
+
+
+def test_a_clock_that_was_set_back(session: Session, order: Ids) -> None:
+    """Is noticed, though there is nothing to do but to take."""
+    sql(session, "UPDATE fairqueue.rotation SET clock = clock + 100000")
+    ahead = session.scalar(text("SELECT clock FROM fairqueue.rotation"))
+    assert [message.id for message in lease_of(session, 3)] == order[:3]
+    now = session.scalar(text("SELECT clock FROM fairqueue.rotation"))
+    assert ahead is not None
+    assert now is not None
+    assert now < ahead
+
+
+def test_a_repair_in_between(session: Session, order: Ids, workers: list[psycopg.Connection]) -> None:
+    """What was taken counts: the order goes on where it was."""
+    done = [dequeue(workers[0])]
+    workers[0].commit()
+    sql(session, "SELECT fairqueue.queue_repair()")
+    done.append([message.id for message in lease_of(session, 40)])
+    assert [id_ for ids in done for id_ in ids] == order[:43]
+    finish(session, workers, *done)
+
+
 @pytest.mark.slow
 def test_many_at_a_time(session: Session, engine: Engine) -> None:
     """Some roll back, some enqueue and cancel; each message is served once, and the scheduler is never wrong."""
