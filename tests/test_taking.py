@@ -226,6 +226,35 @@ def test_a_message_that_was_committed_late(
     finish(session, workers, *done)
 
 
+def test_a_limit_that_was_committed_late(
+    session: Session, raw: Raw, database_url: str, order: Ids, workers: list[psycopg.Connection]
+) -> None:
+    """It was set before the last turn, and holds from the next dequeue on."""
+    late = raw(database_url)
+    late.execute("SELECT fairqueue.channel_set('a', max_concurrency => 1)")
+    limit(session, "b", weight=2)
+    done = [[message.id for message in lease_of(session, 12)]]
+    plan_ahead(session, 600)
+    done += [[message.id for message in lease_of(session, 1)], dequeue(workers[0], 1)]
+    workers[0].commit()
+    late.commit()
+    done.append(dequeue(workers[1], 24))
+    workers[1].commit()
+    of_a = session.scalars(text("SELECT id FROM fairqueue.message WHERE channel = 'a'")).all()
+    assert {*done[0]} & {*of_a}
+    assert not {*done[3]} & {*of_a}
+    check_invariants(session.connection(), caps=False)
+
+
+def test_the_turn_comes_in_time(session: Session, order: Ids) -> None:
+    """So that nobody has to read far past what was taken; and what was taken counts when the next plan is made."""
+    plan_ahead(session, 0)
+    taken = [(lease_of(session, 1), session.scalar(text("SELECT count(*) FROM fairqueue.taken")))[1] for _ in range(70)]
+    assert max(count or 0 for count in taken) == 64
+    assert taken[-1] == 5
+    assert session.scalar(text("SELECT ahead FROM fairqueue.rotation")) == 65
+
+
 def test_a_shorter_lease(session: Session, order: Ids, workers: list[psycopg.Connection]) -> None:
     """It is found when it runs out, before those that were given earlier."""
     done = dequeue(workers[0])
