@@ -326,8 +326,8 @@ CREATE UNIQUE INDEX message_key ON message (queue, channel, key) WHERE key IS NO
 
 -- What comes next, where much is waiting: the order of a queue's next messages, scheduled ahead.
 --
--- Written and read by dequeues alone, one at a time for each queue: by scheduler_plan, message_dequeue and
--- scheduler_unplan. A row is a stretch of the order, as arrays: its n-th message stands at rows[n], has ids[n], starts
+-- Written by dequeues alone, one at a time for each queue: by scheduler_plan, scheduler_unplan and scheduler_settle. Read
+-- by these and message_dequeue, and by scheduler_take, side by side. A row is a stretch of the order, as arrays: its n-th message stands at rows[n], has ids[n], starts
 -- at the tag tags[n] and belongs to activation sinces[n] of the lane of channels[n], which itself stands behind all of
 -- its planned messages. What isn't beyond the place of the rotation has been served.
 CREATE TABLE plan (
@@ -395,12 +395,13 @@ CREATE INDEX queue_without_history ON queue (name) WHERE history_days = 0;
 --
 -- Besides the virtual time it holds the lower bounds from which every index scan of a dequeue starts, so that none
 -- walks over entries that are dead but, because of an old snapshot, not yet removable. The row itself is updated by
--- every dequeue that has the turn and does something; being keyed by a number that grows, it is read as the last entry of its index
--- and costs the same however many dead versions lie before it.
+-- every dequeue that has the turn and does something; being keyed by a number that grows, it is read as the last entry
+-- of its index and costs the same however many dead versions lie before it.
 CREATE TABLE rotation (
     queue            text        NOT NULL,
     turn             bigint      NOT NULL,
-    -- Start tag of the message served last, but for what was taken from plan since: where a channel that becomes active starts. Only ever grows.
+    -- Start tag of the message served last, but for what was taken from plan since: where a channel that becomes active
+    -- starts. Only ever grows.
     vtime            bigint      NOT NULL,
     -- The lane of that message: every ready lane comes after (vtime, vsince).
     vsince           bigint      NOT NULL,
@@ -477,7 +478,7 @@ CREATE INDEX stage_run ON stage (run);
 
 -- What dequeues took from plan without having the turn: one row a batch, until the next turn.
 --
--- Written by message_dequeue, append-only, in the transaction that leases the messages, so that one that is rolled back
+-- Written by scheduler_take, append-only, in the transaction that leases the messages, so that one that is rolled back
 -- leaves nothing; read and deleted by scheduler_settle, within the turn.
 CREATE TABLE taken (
     queue     text      NOT NULL,
@@ -2757,6 +2758,13 @@ $$;
 
 REVOKE EXECUTE ON FUNCTION queue_check FROM PUBLIC;
 
+-- The key of the advisory lock that is the turn of a queue: of this schema, so that several have turns of their own.
+--
+-- Called by scheduler_turn, scheduler_take and scheduler_alone. Takes no lock itself.
+CREATE FUNCTION queue_key(queue text) RETURNS bigint
+LANGUAGE sql STABLE PARALLEL SAFE
+RETURN hashtextextended(current_schema() || '.' || queue, 720720);
+
 -- Asks for a notification when the queue gets something to do; returns the name of the channel that it comes through.
 --
 -- Called by workers that are about to wait, in a session of their own; then they commit, dequeue once more, as something
@@ -3046,7 +3054,7 @@ CREATE FUNCTION scheduler_alone(queue text) RETURNS boolean
 LANGUAGE sql
 SET search_path FROM CURRENT
 AS $$
-    SELECT pg_try_advisory_xact_lock(hashtextextended(current_schema() || '.' || queue, 720720));
+    SELECT pg_try_advisory_xact_lock(queue_key(queue));
 $$;
 
 -- Folds up to max_signals signals into lanes and deletes them: the urgent ones, or the others.
@@ -3693,7 +3701,7 @@ BEGIN
         v_reach := r.messages + 32 * max_messages + 32;
         v_waited := false;
         BEGIN
-            IF pg_try_advisory_xact_lock_shared(hashtextextended(current_schema() || '.' || v_queue, 720720)) THEN
+            IF pg_try_advisory_xact_lock_shared(queue_key(v_queue)) THEN
                 RETURN QUERY
                 WITH next AS (
                     SELECT e.row, e.id, p.place + e.nth - 1 AS place
@@ -3820,7 +3828,7 @@ LANGUAGE plpgsql
 SET search_path FROM CURRENT
 AS $$
 DECLARE
-    v_key CONSTANT bigint := hashtextextended(current_schema() || '.' || queue, 720720);
+    v_key CONSTANT bigint := queue_key(queue);
 BEGIN
     IF (shared AND pg_try_advisory_xact_lock_shared(v_key)) OR (NOT shared AND pg_try_advisory_xact_lock(v_key)) THEN
         PERFORM set_config('fairqueue_turn.held', 'yes', true);

@@ -2,12 +2,13 @@
 --
 -- Besides the virtual time it holds the lower bounds from which every index scan of a dequeue starts, so that none
 -- walks over entries that are dead but, because of an old snapshot, not yet removable. The row itself is updated by
--- every dequeue that has the turn and does something; being keyed by a number that grows, it is read as the last entry of its index
--- and costs the same however many dead versions lie before it.
+-- every dequeue that has the turn and does something; being keyed by a number that grows, it is read as the last entry
+-- of its index and costs the same however many dead versions lie before it.
 CREATE TABLE rotation (
     queue            text        NOT NULL,
     turn             bigint      NOT NULL,
-    -- Start tag of the message served last, but for what was taken from plan since: where a channel that becomes active starts. Only ever grows.
+    -- Start tag of the message served last, but for what was taken from plan since: where a channel that becomes active
+    -- starts. Only ever grows.
     vtime            bigint      NOT NULL,
     -- The lane of that message: every ready lane comes after (vtime, vsince).
     vsince           bigint      NOT NULL,

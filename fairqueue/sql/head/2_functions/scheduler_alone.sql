@@ -6,5 +6,5 @@ CREATE FUNCTION scheduler_alone(queue text) RETURNS boolean
 LANGUAGE sql
 SET search_path FROM CURRENT
 AS $$
-    SELECT pg_try_advisory_xact_lock(hashtextextended(current_schema() || '.' || queue, 720720));
+    SELECT pg_try_advisory_xact_lock(queue_key(queue));
 $$;

@@ -69,7 +69,7 @@ BEGIN
         v_reach := r.messages + 32 * max_messages + 32;
         v_waited := false;
         BEGIN
-            IF pg_try_advisory_xact_lock_shared(hashtextextended(current_schema() || '.' || v_queue, 720720)) THEN
+            IF pg_try_advisory_xact_lock_shared(queue_key(v_queue)) THEN
                 RETURN QUERY
                 WITH next AS (
                     SELECT e.row, e.id, p.place + e.nth - 1 AS place

@@ -14,7 +14,7 @@ LANGUAGE plpgsql
 SET search_path FROM CURRENT
 AS $$
 DECLARE
-    v_key CONSTANT bigint := hashtextextended(current_schema() || '.' || queue, 720720);
+    v_key CONSTANT bigint := queue_key(queue);
 BEGIN
     IF (shared AND pg_try_advisory_xact_lock_shared(v_key)) OR (NOT shared AND pg_try_advisory_xact_lock(v_key)) THEN
         PERFORM set_config('fairqueue_turn.held', 'yes', true);
