@@ -94,7 +94,6 @@ taken = Table(
     Column("queue", Text, nullable=False),
     Column("turn", BigInteger, nullable=False, autoincrement=False),
     Column("place", BigInteger, nullable=False, autoincrement=False),
-    Column("messages", Integer, nullable=False),
     Column("ids", ARRAY(BigInteger), nullable=False),
     PrimaryKeyConstraint("queue", "turn", "place", name="taken_pkey"),
 )

@@ -481,13 +481,12 @@ CREATE INDEX stage_run ON stage (run);
 -- Written by scheduler_take, append-only, in the transaction that leases the messages, so that one that is rolled back
 -- leaves nothing; read and deleted by scheduler_settle, within the turn.
 CREATE TABLE taken (
-    queue     text      NOT NULL,
+    queue  text      NOT NULL,
     -- That of the rotation at the time. What is of an earlier one is never looked at again.
-    turn      bigint    NOT NULL,
+    turn   bigint    NOT NULL,
     -- The place in plan of the last of its messages.
-    place     bigint    NOT NULL,
-    messages  integer   NOT NULL,
-    ids       bigint[]  NOT NULL,
+    place  bigint    NOT NULL,
+    ids    bigint[]  NOT NULL,
     CONSTRAINT taken_pkey PRIMARY KEY (queue, turn, place)
 ) WITH (autovacuum_vacuum_scale_factor = 0.05);
 
@@ -3675,7 +3674,7 @@ BEGIN
             CASE WHEN t.place + k.messages >= k.last THEN t.place + k.messages ELSE (
                 SELECT coalesce(max(x.place) FILTER (WHERE x.place = t.place + x.messages), t.place)
                 FROM (
-                    SELECT k.place, sum(k.messages) OVER (ORDER BY k.place) AS messages
+                    SELECT k.place, sum(cardinality(k.ids)) OVER (ORDER BY k.place) AS messages
                     FROM taken k WHERE k.queue = v_queue AND k.turn = t.turn) x) END AS place
         INTO r
         FROM (SELECT x.* FROM rotation x WHERE x.queue = v_queue ORDER BY x.turn DESC LIMIT 1) t
@@ -3684,7 +3683,7 @@ BEGIN
             WHERE l.queue = v_queue AND l.due = 0 AND (l.tag, l.since) > (t.vtime, t.vsince)
             ORDER BY l.tag, l.since LIMIT 1) l ON true
         CROSS JOIN LATERAL (
-            SELECT count(*) AS batches, coalesce(sum(k.messages), 0)::integer AS messages,
+            SELECT count(*) AS batches, coalesce(sum(cardinality(k.ids)), 0)::integer AS messages,
                 coalesce(max(k.place), 0) AS last
             FROM taken k WHERE k.queue = v_queue AND k.turn = t.turn) k
         WHERE t.planned > t.place
@@ -3727,7 +3726,7 @@ BEGIN
                     SELECT b.ids, b.place, b.messages = max_messages
                         AND EXISTS (SELECT FROM rotation t WHERE t.queue = v_queue AND t.turn = r.turn)
                         AND (b.place - r.place - max_messages = coalesce((
-                                SELECT sum(k.messages) FROM taken k
+                                SELECT sum(cardinality(k.ids)) FROM taken k
                                 WHERE k.queue = v_queue AND k.turn = r.turn AND k.place > r.place AND k.place < b.place), 0)
                             OR NOT scheduler_alone(v_queue)) AS is_good
                     FROM batch b
@@ -3740,8 +3739,8 @@ BEGIN
                     RETURNING m.id, m.channel, m.attempt, m.payload, m.body, m.state, m.error, m.dequeue_at, m.cost,
                         m.created_at, m.leased_until, m.key, m.forgiven, m.first_leased_at, h.place
                 ), noted AS (
-                    INSERT INTO taken (queue, turn, place, messages, ids)
-                    SELECT v_queue, r.turn, v.place, max_messages, v.ids FROM verdict v WHERE v.is_good
+                    INSERT INTO taken (queue, turn, place, ids)
+                    SELECT v_queue, r.turn, v.place, v.ids FROM verdict v WHERE v.is_good
                 )
                 SELECT d.id, d.channel, d.attempt, d.payload, d.body, d.state, d.error, d.dequeue_at, d.cost,
                     d.created_at, d.leased_until, d.key, d.forgiven, d.first_leased_at

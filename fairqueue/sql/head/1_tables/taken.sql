@@ -3,12 +3,11 @@
 -- Written by scheduler_take, append-only, in the transaction that leases the messages, so that one that is rolled back
 -- leaves nothing; read and deleted by scheduler_settle, within the turn.
 CREATE TABLE taken (
-    queue     text      NOT NULL,
+    queue  text      NOT NULL,
     -- That of the rotation at the time. What is of an earlier one is never looked at again.
-    turn      bigint    NOT NULL,
+    turn   bigint    NOT NULL,
     -- The place in plan of the last of its messages.
-    place     bigint    NOT NULL,
-    messages  integer   NOT NULL,
-    ids       bigint[]  NOT NULL,
+    place  bigint    NOT NULL,
+    ids    bigint[]  NOT NULL,
     CONSTRAINT taken_pkey PRIMARY KEY (queue, turn, place)
 ) WITH (autovacuum_vacuum_scale_factor = 0.05);

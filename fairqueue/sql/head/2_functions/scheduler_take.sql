@@ -43,7 +43,7 @@ BEGIN
             CASE WHEN t.place + k.messages >= k.last THEN t.place + k.messages ELSE (
                 SELECT coalesce(max(x.place) FILTER (WHERE x.place = t.place + x.messages), t.place)
                 FROM (
-                    SELECT k.place, sum(k.messages) OVER (ORDER BY k.place) AS messages
+                    SELECT k.place, sum(cardinality(k.ids)) OVER (ORDER BY k.place) AS messages
                     FROM taken k WHERE k.queue = v_queue AND k.turn = t.turn) x) END AS place
         INTO r
         FROM (SELECT x.* FROM rotation x WHERE x.queue = v_queue ORDER BY x.turn DESC LIMIT 1) t
@@ -52,7 +52,7 @@ BEGIN
             WHERE l.queue = v_queue AND l.due = 0 AND (l.tag, l.since) > (t.vtime, t.vsince)
             ORDER BY l.tag, l.since LIMIT 1) l ON true
         CROSS JOIN LATERAL (
-            SELECT count(*) AS batches, coalesce(sum(k.messages), 0)::integer AS messages,
+            SELECT count(*) AS batches, coalesce(sum(cardinality(k.ids)), 0)::integer AS messages,
                 coalesce(max(k.place), 0) AS last
             FROM taken k WHERE k.queue = v_queue AND k.turn = t.turn) k
         WHERE t.planned > t.place
@@ -95,7 +95,7 @@ BEGIN
                     SELECT b.ids, b.place, b.messages = max_messages
                         AND EXISTS (SELECT FROM rotation t WHERE t.queue = v_queue AND t.turn = r.turn)
                         AND (b.place - r.place - max_messages = coalesce((
-                                SELECT sum(k.messages) FROM taken k
+                                SELECT sum(cardinality(k.ids)) FROM taken k
                                 WHERE k.queue = v_queue AND k.turn = r.turn AND k.place > r.place AND k.place < b.place), 0)
                             OR NOT scheduler_alone(v_queue)) AS is_good
                     FROM batch b
@@ -108,8 +108,8 @@ BEGIN
                     RETURNING m.id, m.channel, m.attempt, m.payload, m.body, m.state, m.error, m.dequeue_at, m.cost,
                         m.created_at, m.leased_until, m.key, m.forgiven, m.first_leased_at, h.place
                 ), noted AS (
-                    INSERT INTO taken (queue, turn, place, messages, ids)
-                    SELECT v_queue, r.turn, v.place, max_messages, v.ids FROM verdict v WHERE v.is_good
+                    INSERT INTO taken (queue, turn, place, ids)
+                    SELECT v_queue, r.turn, v.place, v.ids FROM verdict v WHERE v.is_good
                 )
                 SELECT d.id, d.channel, d.attempt, d.payload, d.body, d.state, d.error, d.dequeue_at, d.cost,
                     d.created_at, d.leased_until, d.key, d.forgiven, d.first_leased_at
