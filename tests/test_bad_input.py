@@ -10,7 +10,7 @@ from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Engine, create_engine, literal, select
 from sqlalchemy.orm import Session
@@ -381,7 +381,7 @@ ANY_JSON = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150)
 @given(value=ANY_JSON)
 @example(value="\\ud83d\ude00")
 @example(value="\ud83d\ude00")

@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
@@ -250,12 +250,7 @@ load = st.lists(
 
 
 @given(load=load, limit=st.integers(2, 40), before=st.integers(0, 10))
-@settings(
-    max_examples=30,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@settings(max_examples=30, derandomize=True)
 def test_a_batch_is_what_single_dequeues_would_have_been(
     engine: Engine, load: list[tuple[float, list[float], bool]], limit: int, before: int
 ) -> None:

@@ -6,7 +6,7 @@ The queue goes by a clock that the tests move.
 from collections.abc import Callable
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
@@ -35,8 +35,7 @@ class Gcra:
 
 
 class TestRate:
-    @settings(max_examples=40, deadline=None, derandomize=True,
-              suppress_health_check=[HealthCheck.function_scoped_fixture])  # fmt: skip
+    @settings(max_examples=40, derandomize=True)
     @given(
         interval=st.sampled_from([1, 7, 1000, 60_000]),
         burst=st.sampled_from([1, 2, 3, 20]),

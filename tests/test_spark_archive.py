@@ -383,7 +383,7 @@ class TestDigest:
         "leased_at": st.none() | TIMES, "finished_at": TIMES,
     })  # fmt: skip
 
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=40)
     @given(rows=st.lists(ROWS, max_size=4, unique_by=lambda each: (each["message_id"], each["finished_at"])))
     def test_is_that_of_the_database(self, shared: psycopg.Connection[Any], rows: list[dict[str, Any]]) -> None:
         shared.rollback()

@@ -297,6 +297,16 @@ class TestTimes:
         assert row == {"queue": "default", "channel": "acme", "dequeue_at": 7}
 
 
+def test_rows_go_channel_by_channel() -> None:
+    """As the indexes of messages do; those of a channel keep their order, in which they are served."""
+    channels = [f"c{97 * n % 7}" for n in range(500)]
+    rows = pa.RecordBatch.from_pydict({"channel": channels, "dequeue_at": list(range(500))})
+    columns = Columns(rows.schema)
+    expected = sorted(rows.to_pylist(), key=lambda row: row["channel"])
+    for found in (columns.staged(rows), columns.sorted_out(rows)[0], columns.direct(columns.staged(rows), 0)):
+        assert found.drop_columns("queue").to_pylist() == expected
+
+
 def columns_of(values: dict[str, Any], now: int) -> pa.RecordBatch:
     rows = pa.RecordBatch.from_pydict(values)
     columns = Columns(rows.schema)

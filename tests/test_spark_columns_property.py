@@ -140,7 +140,7 @@ def test_a_row_is_what_a_message_may_be(load: Load) -> None:
 
     staged, refused = columns.sorted_out(load.batch)
 
-    expected = [record for record in records if record is not None]
+    expected = sorted((r for r in records if r is not None), key=lambda record: (record.queue, record.channel))
     assert len(staged) == len(expected)
     for found, record in zip(staged.to_pylist(), expected, strict=True):
         assert_same(found, record)

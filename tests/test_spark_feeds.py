@@ -105,7 +105,7 @@ class TestLateWriters:
                     naive += [id_ for (id_,) in watching.execute(query, (max(naive, default=0),)).fetchall()]
             return [each["message_id"] for each in history(watching)], read, naive
 
-    @settings(max_examples=20, deadline=None)
+    @settings(max_examples=20)
     @example(steps=LATE)
     @given(steps=STEPS)
     def test_nothing_is_missed_and_nothing_read_twice(self, shared_url: str, steps: Sequence[str]) -> None:
@@ -120,7 +120,7 @@ class TestLateWriters:
 
 
 class TestBatches:
-    @settings(max_examples=10, deadline=None)
+    @settings(max_examples=10)
     @given(max_rows=st.integers(1, 30), parts=st.none() | st.integers(1, 6))
     def test_of_any_size_are_all_rows(self, filled: Place, max_rows: int, parts: int | None) -> None:
         feed = Feed(filled)

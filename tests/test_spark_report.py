@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy.orm import Session
 
@@ -368,7 +368,7 @@ _groups = st.lists(
 )
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8)
 @given(groups=_groups)
 def test_entitlement_is_max_min(spark: "SparkSession", groups: list[list[tuple[float, float, float]]]) -> None:
     """Many queues at once, because one alone takes Spark as long."""

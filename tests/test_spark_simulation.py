@@ -74,8 +74,8 @@ def loads(draw: st.DrawFn) -> Load:
 
 
 workers = st.integers(1, 6)
-few_examples = settings(max_examples=60, deadline=None, derandomize=True)
-examples = settings(max_examples=250, deadline=None, derandomize=True)
+few_examples = settings(max_examples=60, derandomize=True)
+examples = settings(max_examples=250, derandomize=True)
 
 
 #: Two channels that wait for the same moment, with a backlog and without one: who came first has the first turn.

@@ -408,7 +408,6 @@ def test_the_queue_does_what_the_reference_does(machine: type[QueueMachine]) -> 
         settings=settings(
             max_examples=EXAMPLES,
             stateful_step_count=40,
-            deadline=None,
             derandomize="FAIRQUEUE_TEST_EXAMPLES" not in os.environ,
             suppress_health_check=list(HealthCheck),  # pyright: ignore[reportArgumentType]
         ),

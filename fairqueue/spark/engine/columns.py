@@ -142,7 +142,7 @@ class Columns:
     def staged(self, batch: pa.RecordBatch, first: int = 0) -> pa.RecordBatch:
         """The batch as the staging table takes it; raises :class:`InvalidValue` at the first row that can't be.
 
-        Whether a string is JSON is left to the database.
+        Channel by channel, each in the order given. Whether a string is JSON is left to the database.
 
         :param first: the number of its first row in the partition, for the message.
         """
@@ -150,7 +150,7 @@ class Columns:
         place = pc.index(pc.is_valid(faults), True).as_py()
         if place >= 0:
             raise InvalidValue(f"row {first + place} of the partition: {faults[place].as_py()}")
-        return columns
+        return _by_channel(columns)
 
     def direct(self, staged: pa.RecordBatch, now: int) -> pa.RecordBatch:
         """What the staging table takes as the table of messages takes it, which has no delay, and a time in each row.
@@ -172,7 +172,7 @@ class Columns:
         columns, faults = self._converted(batch, check_json=True)
         bad = pc.is_valid(faults)
         as_they_came = pa.RecordBatch.from_arrays([*batch.columns, faults], [*batch.schema.names, "reason"])
-        return columns.filter(pc.invert(bad)), as_they_came.filter(bad)
+        return _by_channel(columns.filter(pc.invert(bad))), as_they_came.filter(bad)
 
     def _converted(self, batch: pa.RecordBatch, *, check_json: bool) -> tuple[pa.RecordBatch, pa.Array]:
         """The columns of the staging table, and for each row what is wrong with it."""
@@ -196,6 +196,14 @@ class Columns:
             faults.name(name, values, required=name == "channel")
             columns[name] = values
         return columns
+
+
+def _by_channel(columns: pa.RecordBatch) -> pa.RecordBatch:
+    """The rows in the order in which the indexes of messages begin, where inserting neighbours costs a fifth less.
+
+    The sort is stable: those of one channel stay in their order, in which they are served.
+    """
+    return columns.take(pc.sort_indices(columns, sort_keys=[("queue", "ascending"), ("channel", "ascending")]))
 
 
 class _Faults:
