@@ -255,6 +255,68 @@ def test_the_turn_comes_in_time(session: Session, order: Ids) -> None:
     assert session.scalar(text("SELECT ahead FROM fairqueue.rotation")) == 65
 
 
+#: Keys as they are; but who has named itself "held" waits, before it looks whether it is alone, for who has lock 42.
+GATE = """
+CREATE OR REPLACE FUNCTION fairqueue.queue_key(queue text, part integer DEFAULT 0) RETURNS bigint
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF current_setting('application_name') = 'held' THEN
+        PERFORM set_config('application_name', 'next time', true);
+    ELSIF current_setting('application_name') = 'next time' THEN
+        PERFORM pg_advisory_xact_lock_shared(42);
+    END IF;
+    RETURN hashtextextended('fairqueue.' || queue, 720720 + part);
+END
+$$
+"""
+
+
+def test_one_that_commits_while_another_is_at_it(session: Session, order: Ids, raw: Raw, database_url: str) -> None:
+    """The other has seen that something is missing, not yet why, and is alone by then: still it needs no turn."""
+    sql(session, GATE)
+    first, second, gate, watching = raw(database_url), raw(database_url), raw(database_url), observer(raw, database_url)
+    gate.execute("SELECT pg_advisory_lock(42)")
+    second.execute("SET application_name = 'held'")
+    second.commit()
+    turn = session.scalar(text("SELECT turn FROM fairqueue.rotation"))
+    session.commit()
+    done = [dequeue(first)]
+    with ThreadPoolExecutor(1) as pool:
+        serving = pool.submit(dequeue, second)
+        wait_until(lambda: waits_for_a_lock(watching, second))
+        first.commit()
+        gate.execute("SELECT pg_advisory_unlock(42)")
+        done.append(serving.result())
+    second.commit()
+    assert done == [order[:3], order[3:6]]
+    assert session.scalar(text("SELECT turn FROM fairqueue.rotation")) == turn
+    finish(session, [], *done)
+
+
+def test_one_takes_the_turn_for_all(session: Session, order: Ids, raw: Raw, database_url: str) -> None:
+    """Those who come to it together wait for that one; then the plan serves them side by side again."""
+    first, watching = raw(database_url), observer(raw, database_url)
+    done = [dequeue(first), *([message.id for message in lease_of(session, 1)] for _ in range(64))]
+    turn = value(watching, "SELECT turn FROM fairqueue.rotation")
+    others = [raw(database_url) for _ in range(3)]
+    with ThreadPoolExecutor(3) as pool:
+        serving = {pool.submit(dequeue, other): other for other in others}
+        wait_until(lambda: all(waits_for_a_lock(watching, other) for other in others))
+        first.commit()
+        wait_until(lambda: any(one.done() for one in serving))
+        (one,) = [one for one in serving if one.done()]
+        assert sum(waits_for_a_lock(watching, other) for other in others) == 2
+        serving[one].commit()
+        wait_until(lambda: all(one.done() for one in serving))
+    done += [one.result() for one in serving]
+    assert sorted(id_ for ids in done for id_ in ids) == sorted(order[: 3 * 4 + 64])
+    for other in others:
+        other.commit()
+    assert value(watching, "SELECT turn FROM fairqueue.rotation") == (turn or 0) + 1
+    assert value(watching, "SELECT count(*) FROM fairqueue.taken") == 2
+    finish(session, [], *done)
+
+
 def test_a_shorter_lease(session: Session, order: Ids, workers: list[psycopg.Connection]) -> None:
     """It is found when it runs out, before those that were given earlier."""
     done = dequeue(workers[0])

@@ -222,7 +222,7 @@ CREATE TABLE history_default PARTITION OF history DEFAULT;
 
 -- The scheduler's view of a channel: one narrow row for each channel that is, or lately was, active.
 --
--- Written by dequeues alone, one at a time for each queue (see message_dequeue), so its rows are never contended.
+-- Written by dequeues alone, one at a time for each queue (see scheduler_serve), so its rows are never contended.
 -- Where a lane stands is said by due:
 --   0        ready: has a message that may be served now, and competes by (tag, since)
 --   a time   waiting, in Unix milliseconds: for the hour of its message, its next release, or the end of a pause
@@ -326,10 +326,11 @@ CREATE UNIQUE INDEX message_key ON message (queue, channel, key) WHERE key IS NO
 
 -- What comes next, where much is waiting: the order of a queue's next messages, scheduled ahead.
 --
--- Written by dequeues alone, one at a time for each queue: by scheduler_plan, scheduler_unplan and scheduler_settle. Read
--- by these and message_dequeue, and by scheduler_take, side by side. A row is a stretch of the order, as arrays: its n-th message stands at rows[n], has ids[n], starts
--- at the tag tags[n] and belongs to activation sinces[n] of the lane of channels[n], which itself stands behind all of
--- its planned messages. What isn't beyond the place of the rotation has been served.
+-- Written by dequeues alone, one at a time for each queue: by scheduler_plan, scheduler_unplan and scheduler_settle.
+-- Read by these and scheduler_serve, and by message_dequeue, side by side. A row is a stretch of the order, as arrays:
+-- its n-th message stands at rows[n], has ids[n], starts at the tag tags[n] and belongs to activation sinces[n] of the
+-- lane of channels[n], which itself stands behind all of its planned messages. What isn't beyond the place of the
+-- rotation has been served.
 CREATE TABLE plan (
     queue     text      NOT NULL,
     -- That of its first message: what was ever planned is numbered. A row has 32 messages at most.
@@ -478,7 +479,7 @@ CREATE INDEX stage_run ON stage (run);
 
 -- What dequeues took from plan without having the turn: one row a batch, until the next turn.
 --
--- Written by scheduler_take, append-only, in the transaction that leases the messages, so that one that is rolled back
+-- Written by message_dequeue, append-only, in the transaction that leases the messages, so that one that is rolled back
 -- leaves nothing; read and deleted by scheduler_settle, within the turn.
 CREATE TABLE taken (
     queue  text      NOT NULL,
@@ -804,11 +805,11 @@ REVOKE EXECUTE ON FUNCTION history_drop FROM PUBLIC;
 
 -- Keeps the partitions of history, one a day in UTC: makes those of today and the next 7 days, drops old ones.
 --
--- Called by message_dequeue about once a day, by users as often as they like, and by the installation. Old is what lies
--- before the longest history_days of all queues, and before 30 days, which is what queues without a row have.
--- Returns true when all is done; false when it is to be tried again, because somebody holds a lock: a report, a dump, an
--- open completion. It waits for none longer than 100 ms. Whatever else goes wrong is a warning and false, so that no
--- dequeue fails of it: without a partition, outcomes go to history_default.
+-- Called by scheduler_serve about once a day, by users as often as they like, and by the installation. Old is what
+-- lies before the longest history_days of all queues, and before 30 days, which is what queues without a row have.
+-- Returns true when all is done; false when it is to be tried again, because somebody holds a lock: a report, a dump,
+-- an open completion. It waits for none longer than 100 ms. Whatever else goes wrong is a warning and false, so that
+-- no dequeue fails of it: without a partition, outcomes go to history_default.
 -- Locks: those of history_add and history_drop, so none when there is nothing to do. Commit at once.
 CREATE FUNCTION history_maintain() RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER
@@ -922,7 +923,7 @@ RETURN coalesce(leased_until, '-infinity') > '-infinity';
 -- When a lane may next be served, as lane.due says it: 0, a time, 2^63-1 for "when a signal says so", or null for a
 -- lane without a message (head_at null).
 --
--- Called by message_dequeue and scheduler_activate; takes no lock.
+-- Called by scheduler_serve and scheduler_activate; takes no lock.
 --
 -- The rate is the generic cell rate algorithm (ITU-T I.371) with released_at for the theoretical arrival time less
 -- one interval, so that a changed interval applies at once. A clock that was set back must not close a lane for
@@ -943,7 +944,7 @@ RETURN CASE
 
 -- The released_at of a lane after so many of its messages were leased at this moment.
 --
--- Called by message_dequeue; takes no lock. See lane_due for the rate. Without one nothing is kept, so that a lane need
+-- Called by scheduler_serve; takes no lock. See lane_due for the rate. Without one nothing is kept, so that a lane need
 -- not be written for it: a rate counts from when it is set.
 CREATE FUNCTION lane_released(now_ms bigint, messages integer, release_interval bigint, released_at bigint)
 RETURNS bigint
@@ -954,7 +955,7 @@ RETURN CASE WHEN messages > 0 AND release_interval > 0
 
 -- How many messages of a lane may be leased at this moment.
 --
--- Called by message_dequeue; takes no lock. See lane_due for the rate.
+-- Called by scheduler_serve; takes no lock. See lane_due for the rate.
 CREATE FUNCTION lane_room(
     now_ms bigint, max_concurrency integer, running integer, release_interval bigint, burst integer, released_at bigint
 ) RETURNS integer
@@ -966,7 +967,7 @@ RETURN greatest(0, least(10000, max_concurrency - running, CASE WHEN release_int
 
 -- By how much serving one message moves the start tag of its lane: cost / weight in units of virtual time.
 --
--- Called by message_dequeue; takes no lock. A whole number, so that adding up a batch gives exactly what adding one
+-- Called by scheduler_serve; takes no lock. A whole number, so that adding up a batch gives exactly what adding one
 -- by one gives. 720720 is divisible by 1 to 16: with such weights no share is ever rounded.
 CREATE FUNCTION lane_step(cost double precision, weight double precision) RETURNS bigint
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -1565,20 +1566,15 @@ REVOKE EXECUTE ON FUNCTION message_defer FROM PUBLIC;
 -- they were scheduled; fewer than asked for only when fewer are eligible. worker is the caller's name, for those who
 -- look into the tables.
 --
--- Scheduling (Goyal, Vin, Cheng: Start-time Fair Queueing, 1996). Each active channel has a lane with a start tag.
--- The next message comes from the lowest tag, ties from the lane that became ready first; serving it moves the
--- tag on by cost / weight. A channel that becomes active starts at max(its own tag, virtual time). A channel at a limit
--- is not active: its lane is not looked at until its time has come or a signal says that there is room (lane_due).
+-- Where nothing is to be done but to serve what is planned, this does it, side by side with other dequeues: it takes
+-- the first of the planned messages that nobody else has, or is about to take, and notes which (taken);
+-- scheduler_settle, in the next turn, moves on what the scheduler keeps. So dequeues of a long backlog wait for each
+-- other once in 64 times, not each time, though they go in the same order. All else is scheduler_serve's.
 --
--- Three statements below serve, each of them a whole batch, exactly as single dequeues in a row would: what was
--- scheduled ahead, because much is waiting (plan); the first messages of as many lanes, in the simple case; and all that
--- lanes can have. Where there is a plan, its next message and the lane with the lowest tag compete like two lanes. Where
--- there is nothing to do but to serve what is planned, scheduler_take does it, side by side with other dequeues.
---
--- Locks: the queue's turn until the end of the transaction, so that one dequeue at a time schedules a queue: its order,
--- and with it every limit, is exact whatever the number of workers. Then the messages that it leases; a message that
--- somebody else holds is passed over. Enqueues and completions take none of these locks and never wait for them. If it
--- takes what is planned: as scheduler_take.
+-- Locks: a share in the queue's turn, and the messages that it leases, until the end of the transaction. A share and
+-- the turn exclude each other, shares don't: whoever has the turn knows all that was leased, and while one has a
+-- share, nothing changes that the scheduler goes by. If it doesn't take what is planned: as scheduler_serve. Enqueues
+-- and completions take none of these locks and never wait for them.
 CREATE FUNCTION message_dequeue(
     queue text DEFAULT 'default', max_messages integer DEFAULT 1, lease_seconds double precision DEFAULT 30,
     worker text DEFAULT NULL
@@ -1589,7 +1585,8 @@ CREATE FUNCTION message_dequeue(
 )
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path FROM CURRENT
--- One plan a session, found without statistics: planning anew took most of a call. Every access is by an index.
+-- One plan a session, found without statistics: planning anew took most of a call. Every access is by an index. These
+-- hold in what it calls, too.
 SET plan_cache_mode = force_generic_plan
 SET jit = off
 SET enable_seqscan = off
@@ -1601,31 +1598,12 @@ AS $$
 DECLARE
     v_queue CONSTANT text := $1;
     v_worker CONSTANT text := $4;
-    -- How much news one call takes in before it serves: in proportion to what it serves.
-    v_news integer := 64 + 4 * max_messages;
     -- Before anything is locked here.
     v_wrote CONSTANT boolean := pg_current_xact_id_if_assigned() IS NOT NULL;
-    v_want integer := max_messages;
-    v_demand integer := max_messages;
-    v_lanes integer := max_messages;
+    v_planned boolean;
     v_clock timestamptz;
     v_now bigint;
     v_until timestamptz;
-    v_got integer;
-    v_rounds integer := 0;
-    v_rebuild boolean := false;
-    v_uncounted boolean := false;
-    v_reclaim boolean;
-    v_simple boolean := true;
-    v_written boolean := true;
-    v_turned boolean := false;
-    -- Where there is a plan: its next message, and how often it had to wait for lanes.
-    v_bound_tag bigint;
-    v_bound_since bigint;
-    v_lane_tag bigint;
-    v_lane_since bigint;
-    v_stretches integer := 0;
-    r record;
 BEGIN
     IF v_queue IS NULL OR char_length(v_queue) NOT BETWEEN 1 AND 255 THEN
         RAISE invalid_parameter_value USING MESSAGE = format('queue must have 1 to 255 characters, not %s',
@@ -1648,14 +1626,1513 @@ BEGIN
             HINT = 'Dequeue in a short transaction of its own.';
     END IF;
 
-    IF (SELECT t.planned > t.place FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1) THEN
-        RETURN QUERY SELECT * FROM scheduler_take(v_queue, max_messages, lease_seconds, v_worker, v_wrote);
-        IF FOUND THEN
-            RETURN;
+    FOR v_try IN 1..3 LOOP
+        SELECT t.planned > t.place INTO v_planned
+        FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
+        EXIT WHEN v_planned IS NOT TRUE;
+        BEGIN
+            -- Waits while somebody has the turn, or waits for it.
+            EXIT WHEN NOT pg_try_advisory_xact_lock_shared(queue_key(v_queue))
+                AND NOT scheduler_turn(v_queue, true, v_wrote);
+            v_clock := clock();
+            v_now := unix_ms(v_clock);
+            v_until := v_clock + make_interval(secs => lease_seconds);
+            RETURN QUERY
+            -- Nothing, unless all that is wanted is at the head of the plan, and nothing else is to be done: no news,
+            -- no lease that ran out, no lane that is due. Near the end of the plan, what others are about to take
+            -- leaves too little.
+            WITH state AS MATERIALIZED (
+                SELECT t.turn, k.place, k.messages, l.tag AS lane_tag, l.since AS lane_since
+                FROM (SELECT x.* FROM rotation x WHERE x.queue = v_queue ORDER BY x.turn DESC LIMIT 1) t
+                LEFT JOIN LATERAL (
+                    SELECT l.tag, l.since FROM lane l
+                    WHERE l.queue = v_queue AND l.due = 0 AND (l.tag, l.since) > (t.vtime, t.vsince)
+                    ORDER BY l.tag, l.since LIMIT 1) l ON true
+                CROSS JOIN LATERAL (
+                    SELECT count(*) AS batches, coalesce(max(x.messages), 0)::integer AS messages,
+                        -- Up to there all were taken.
+                        coalesce(max(x.place) FILTER (WHERE x.place = t.place + x.messages), t.place) AS place
+                    FROM (
+                        SELECT k.place,
+                            sum(cardinality(k.ids)) OVER (ORDER BY k.place ROWS UNBOUNDED PRECEDING) AS messages
+                        FROM taken k WHERE k.queue = v_queue AND k.turn = t.turn) x) k
+                WHERE k.batches < 64 AND t.planned >= t.place + k.messages + 4 * max_messages
+                    AND t.max_concurrency IS NULL AND (t.paused_until <= v_now) IS NOT FALSE
+                    AND t.lease_floor > v_clock AND t.lease_floor <= v_until
+                    AND t.due_floor > v_now AND t.maintain_at > v_now AND t.clock - 1000 <= v_now
+                    AND greatest(t.news_from, t.urgent_from) <= pg_snapshot_xmax(pg_current_snapshot())
+                    AND NOT EXISTS (
+                        SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid >= t.urgent_from)
+                    AND NOT EXISTS (
+                        SELECT FROM signal s WHERE s.queue = v_queue AND NOT s.urgent AND s.xid >= t.news_from)
+                    AND NOT EXISTS (
+                        SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid = ANY (t.urgent_open))
+                    AND NOT EXISTS (
+                        SELECT FROM signal s WHERE s.queue = v_queue AND NOT s.urgent AND s.xid = ANY (t.news_open))
+            ), held AS MATERIALIZED (
+                SELECT n.row, n.id, n.place, m.row = n.row AS is_same
+                FROM state s
+                CROSS JOIN LATERAL (
+                    SELECT p.rows[e.nth] AS row, e.id, p.place + e.nth - 1 AS place
+                    FROM plan p
+                    CROSS JOIN LATERAL unnest(p.ids) WITH ORDINALITY AS e (id, nth)
+                    WHERE p.queue = v_queue AND p.place > s.place - 32
+                        AND p.place <= s.place + s.messages + 32 * max_messages + 32
+                        AND p.place + e.nth - 1 > s.place
+                        -- Those that come before the lane with the lowest tag.
+                        AND (s.lane_tag IS NULL OR (p.tags[e.nth], p.sinces[e.nth]) < (s.lane_tag, s.lane_since))
+                    ORDER BY p.place) n
+                -- Locked one by one: a join might begin with all messages, where there seem to be few.
+                CROSS JOIN LATERAL (
+                    SELECT m.ctid AS row FROM message m
+                    WHERE m.ctid = n.row AND m.id = n.id AND m.leased_until IS NULL AND m.dequeue_at <= v_now
+                    FOR NO KEY UPDATE SKIP LOCKED) m
+                LIMIT max_messages
+            -- Those before the last one that were passed over are those that others have taken; or are about to take, or
+            -- have just taken, where there were others. Else one is gone, or a user holds it, and the plan is no longer
+            -- right. Nor is it where a user has just changed one, of which another version is locked then.
+            ), verdict AS MATERIALIZED (
+                SELECT s.turn, b.place, b.ids, b.messages = max_messages
+                    AND (b.passed = coalesce((
+                            SELECT sum(cardinality(k.ids)) FROM taken k
+                            WHERE k.queue = v_queue AND k.turn = s.turn AND k.place > s.place AND k.place < b.place), 0)
+                        OR NOT pg_try_advisory_xact_lock(queue_key(v_queue))
+                        OR b.passed = scheduler_taken(v_queue, s.turn, s.place, b.place)) AS is_good
+                FROM state s
+                CROSS JOIN LATERAL (
+                    SELECT array_agg(h.id) AS ids, max(h.place) AS place, max(h.place) - s.place - max_messages AS passed,
+                        count(*) FILTER (WHERE h.is_same) AS messages
+                    FROM held h) b
+            ), noted AS (
+                INSERT INTO taken (queue, turn, place, ids)
+                SELECT v_queue, v.turn, v.place, v.ids FROM verdict v WHERE v.is_good
+            )
+            -- Through held, row by row, which is the only index that leads to a row: in the order of places.
+            UPDATE message m
+            SET attempt = least(m.attempt, 2147483646) + 1, leased_until = v_until, leased_at = v_clock,
+                first_leased_at = coalesce(m.first_leased_at, v_clock), worker = v_worker, counted = NULL
+            FROM held h
+            WHERE m.ctid = h.row AND (SELECT v.is_good FROM verdict v)
+            RETURNING m.id, m.channel, m.attempt, m.payload, m.body, m.state, m.error, m.dequeue_at, m.cost,
+                m.created_at, m.leased_until, m.key, m.forgiven, m.first_leased_at;
+            IF FOUND THEN
+                RETURN;
+            END IF;
+            -- Who has a share alone can have the turn without giving up the share, for which others may be waiting.
+            EXIT WHEN pg_try_advisory_xact_lock(queue_key(v_queue));
+            RAISE SQLSTATE 'FQ000';
+        EXCEPTION WHEN SQLSTATE 'FQ000' THEN
+            -- Nothing is locked any more. One of them waits for the turn, and the others behind it for shares, as the
+            -- plan may then serve them side by side again.
+            EXIT WHEN pg_try_advisory_xact_lock(queue_key(v_queue, 1));
+        END;
+    END LOOP;
+    RETURN QUERY SELECT * FROM scheduler_serve(v_queue, max_messages, lease_seconds, v_worker, v_wrote);
+END
+$$;
+
+REVOKE EXECUTE ON FUNCTION message_dequeue FROM PUBLIC;
+
+-- Trigger function of message_edited: refuses what can't be, and that a leased message goes to another channel, as what
+-- a channel's limits count stays in the channel until it is over.
+--
+-- Takes no lock.
+CREATE FUNCTION message_edit() RETURNS trigger
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+    IF OLD.leased_until IS NOT NULL AND (OLD.queue <> NEW.queue OR OLD.channel <> NEW.channel) THEN
+        RAISE object_in_use USING
+            MESSAGE = format('message %s is leased until %s and can''t be moved to channel %L of queue %L',
+                OLD.id, OLD.leased_until, NEW.channel, NEW.queue),
+            HINT = 'Wait until its lease has ended, or cancel it and enqueue it there.';
+    END IF;
+    IF NOT message_valid(NEW.queue, NEW.channel, NEW.key, NEW.payload, NEW.body, NEW.cost, NEW.max_attempts, NEW.backoff)
+    THEN
+        PERFORM message_refuse(NEW.queue, NEW.channel, NEW.key, NEW.payload, NEW.body, NEW.cost, NEW.max_attempts,
+            NEW.backoff);
+    END IF;
+    RETURN NULL;
+END
+$$;
+
+-- How messages ended: one row for each of ids, in the order given, that is neither ready nor leased any more.
+--
+-- Called by who waits for messages. The outcome is that of the last row in history; 'dead' also where the queue keeps
+-- no history; and null where nothing is known: no history is kept, or no longer, or there never was such a message.
+-- Takes no lock.
+CREATE FUNCTION message_ending(ids bigint[])
+RETURNS TABLE (id bigint, outcome text, attempt integer, error text, finished_at timestamptz)
+-- Stable: all statements see the same moment, so no message falls between them.
+LANGUAGE plpgsql STABLE SECURITY DEFINER
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan
+SET jit = off
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_gone bigint[];
+BEGIN
+    IF ids IS NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'ids must be a list of message ids, not null';
+    END IF;
+    -- By themselves, because who waits asks often, and history has many partitions.
+    v_gone := ARRAY(
+        SELECT l.id FROM unnest(ids) WITH ORDINALITY AS l (id, n)
+        WHERE (SELECT m.id FROM message m WHERE m.id = l.id) IS NULL
+        ORDER BY l.n);
+    IF v_gone = '{}' THEN
+        RETURN;
+    END IF;
+    RETURN QUERY
+    SELECT l.id, coalesce(h.outcome, d.outcome), coalesce(h.attempt, d.attempt), coalesce(h.error, d.error),
+        coalesce(h.finished_at, d.died_at)
+    FROM unnest(v_gone) WITH ORDINALITY AS l (id, n)
+    LEFT JOIN LATERAL (
+        SELECT h.outcome, h.attempt, h.error, h.finished_at
+        FROM history h
+        WHERE h.message_id = l.id
+        ORDER BY h.finished_at DESC
+        LIMIT 1) h ON true
+    LEFT JOIN LATERAL (
+        SELECT 'dead' AS outcome, d.attempt, d.error, d.died_at
+        FROM dead_message d
+        WHERE d.id = l.id AND h.outcome IS NULL) d ON true
+    ORDER BY l.n;
+END
+$$;
+
+REVOKE EXECUTE ON FUNCTION message_ending FROM PUBLIC;
+
+-- Enqueues a message with a key unless one is live already, and returns the id of the live one.
+--
+-- Called by message_create and message_create_many. With replaces false a live message stays as it is. With
+-- replaces true a ready one takes on the new contents and starts anew: no error, no saved state, all its attempts; it
+-- keeps its id, and its place in the channel unless dequeue_at says another (so a message that is replaced again and
+-- again is served in its turn), but is not put off any longer. A leased one loses its key and goes its way, and the
+-- new message is inserted beside it: what is running may have read the old contents, so nothing is lost.
+-- A new message gets new_id where one is given, and is due from now_ms on unless dequeue_at says another time.
+-- Locks: see message_create. Whoever enters several keys in one statement does it in the order of keys.
+CREATE FUNCTION message_enter(
+    new_id bigint, now_ms bigint, queue text, channel text, key text, payload jsonb, body bytea, dequeue_at bigint,
+    cost double precision, max_attempts integer, backoff double precision, replaces boolean
+) RETURNS bigint
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_queue CONSTANT text := $3;
+    v_channel CONSTANT text := $4;
+    v_key CONSTANT text := $5;
+    v_id bigint;
+    v_leased boolean;
+BEGIN
+    new_id := coalesce(new_id, nextval(pg_get_serial_sequence('message', 'id')));
+    -- Each round sees what was committed before it. A higher isolation level raises serialization_failure instead
+    -- where that is what its snapshot doesn't have.
+    LOOP
+        IF replaces THEN
+            SELECT m.id, is_leased(m.leased_until) INTO v_id, v_leased
+            FROM message m
+            WHERE m.queue = v_queue AND m.channel = v_channel AND m.key = v_key
+            FOR NO KEY UPDATE;
+            IF v_leased THEN
+                UPDATE message m SET key = NULL WHERE m.id = v_id;
+            ELSIF FOUND THEN
+                UPDATE message m
+                SET payload = $6, body = $7, dequeue_at = coalesce($8, least(m.dequeue_at, now_ms)), cost = $9,
+                    max_attempts = $10, backoff = $11, forgiven = m.attempt, state = NULL, error = NULL
+                WHERE m.id = v_id;
+                RETURN v_id;
+            END IF;
         END IF;
+        INSERT INTO message AS m (id, queue, channel, key, payload, body, dequeue_at, cost, max_attempts, backoff)
+        OVERRIDING SYSTEM VALUE
+        VALUES (new_id, v_queue, v_channel, v_key, $6, $7, coalesce($8, now_ms), $9, $10, $11)
+        ON CONFLICT (queue, channel, key) WHERE key IS NOT NULL DO NOTHING
+        RETURNING m.id INTO v_id;
+        IF FOUND THEN
+            RETURN v_id;
+        ELSIF NOT replaces THEN
+            SELECT m.id INTO v_id FROM message m
+            WHERE m.queue = v_queue AND m.channel = v_channel AND m.key = v_key;
+            IF FOUND THEN
+                RETURN v_id;
+            END IF;
+        END IF;
+    END LOOP;
+END
+$$;
+
+-- Ends leases whose work failed: the messages go back into their channels to be tried again, or are dead.
+--
+-- Called by workers. Returns for each lease, in the order given, 'failed', 'dead', 'stale' or 'not_found'. The error is
+-- kept with the message. Dead is what has used up its attempts, or is not to be tried again (retry => false): it goes
+-- to dead_message. Without delay_seconds the delay is exponential, backoff * 2^(failures - 1) and at most the queue's
+-- max_backoff, times a random factor of 0.5 to 1 that keeps messages which failed together from coming back together
+-- ("equal jitter": Brooker, Exponential Backoff And Jitter, AWS Architecture Blog 2015). With no delay a message keeps
+-- its place in the channel.
+-- Locks: the messages, in the order of ids, until the end of the transaction. The triggers signal the channels.
+CREATE FUNCTION message_fail(
+    ids bigint[], attempts integer[], error text DEFAULT NULL, delay_seconds double precision DEFAULT NULL,
+    retry boolean DEFAULT true
+) RETURNS TABLE (id bigint, result text)
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan
+SET jit = off
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_error CONSTANT text := $3;
+    v_done bigint[];
+    v_attempts integer[];
+    v_dead bigint[];
+BEGIN
+    IF delay_seconds IS NOT NULL THEN
+        PERFORM check_seconds('delay_seconds', delay_seconds, 0);
+    END IF;
+    IF retry IS NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'retry must be true or false, not null';
+    END IF;
+    WITH lease AS MATERIALIZED (
+        SELECT DISTINCT l.id, l.attempt FROM lease_list(ids, attempts) l ORDER BY l.id
+    ), held AS MATERIALIZED (
+        SELECT m.id, m.attempt, m.queue, m.backoff, m.max_attempts, m.attempt::bigint - m.forgiven AS failures
+        FROM lease l JOIN message m ON m.id = l.id
+        WHERE m.attempt = l.attempt AND is_leased(m.leased_until)
+        FOR UPDATE OF m
+    ), policy AS MATERIALIZED (
+        SELECT h.id, h.attempt, NOT retry OR h.failures >= coalesce(h.max_attempts, q.max_attempts, 20) AS is_dead,
+            -- 2^60 seconds are beyond every max_backoff already, and no overflow.
+            coalesce(delay_seconds, (0.5 + random() / 2) * least(coalesce(q.max_backoff, 3600),
+                coalesce(h.backoff, q.backoff, 1) * power(2, least(greatest(h.failures - 1, 0), 60)))) AS delay
+        FROM held h LEFT JOIN queue q ON q.name = h.queue
+    ), retried AS (
+        UPDATE message m
+        SET leased_until = NULL, error = v_error, dequeue_at = CASE WHEN p.delay = 0 THEN m.dequeue_at
+            ELSE unix_ms(clock() + make_interval(secs => p.delay)) END
+        FROM policy p
+        WHERE m.id = p.id AND NOT p.is_dead
+    )
+    SELECT array_agg(p.id), array_agg(p.attempt), array_agg(p.id) FILTER (WHERE p.is_dead)
+    INTO v_done, v_attempts, v_dead
+    FROM policy p;
+
+    IF v_dead IS NOT NULL THEN
+        PERFORM message_finish(v_dead, 'dead', v_error);
+    END IF;
+    RETURN QUERY SELECT * FROM lease_results(ids, attempts, v_done, v_attempts, 'failed', v_dead);
+END
+$$;
+
+REVOKE EXECUTE ON FUNCTION message_fail FROM PUBLIC;
+
+-- Takes messages out of the queue for good, other than by completion, and writes what became of them.
+--
+-- Called by message_cancel ('cancelled'), by message_fail and scheduler_reclaim ('dead'), and when a message has no
+-- room in its channel ('dropped'). Where an error is given, it stands instead of the messages' own. Dead messages go to
+-- dead_message. What was dropped is always written to history, the rest unless the queue's history_days is 0.
+-- Locks: the messages it deletes, in the order of ids, until the end of the transaction.
+--
+-- Returns the ids of the messages that it deleted.
+CREATE FUNCTION message_finish(ids bigint[], outcome text, error text DEFAULT NULL) RETURNS bigint[]
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan
+SET jit = off
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_outcome CONSTANT text := $2;
+    v_error CONSTANT text := $3;
+    v_gone bigint[];
+BEGIN
+    WITH named AS MATERIALIZED (
+        SELECT l.id FROM unnest(ids) AS l (id) ORDER BY l.id
+    ), gone AS (
+        DELETE FROM message m USING named l WHERE m.id = l.id
+        RETURNING m.*, coalesce(v_error, m.error) AS last_error
+    ), buried AS (
+        INSERT INTO dead_message (id, queue, channel, key, payload, body, cost, max_attempts, backoff, attempt, worker,
+            state, error, created_at, first_leased_at)
+        SELECT g.id, g.queue, g.channel, g.key, g.payload, g.body, g.cost, g.max_attempts, g.backoff, g.attempt,
+            g.worker, g.state, g.last_error, g.created_at, g.first_leased_at
+        FROM gone g
+        WHERE v_outcome = 'dead'
+        -- Only where somebody has chosen an id that was taken: the dead letter that is there stays, and nothing stops.
+        ON CONFLICT ON CONSTRAINT dead_message_pkey DO NOTHING
+    ), written AS (
+        INSERT INTO history (message_id, queue, channel, key, outcome, attempt, cost, error, worker, dequeue_at,
+            created_at, first_leased_at, leased_at)
+        SELECT g.id, g.queue, g.channel, g.key, v_outcome, g.attempt, g.cost, g.last_error, g.worker, g.dequeue_at,
+            g.created_at, g.first_leased_at, g.leased_at
+        FROM gone g
+        WHERE v_outcome = 'dropped'
+            OR g.queue <> ALL (ARRAY(SELECT q.name FROM queue q WHERE q.history_days = 0))
+    )
+    SELECT array_agg(g.id) INTO v_gone FROM gone g;
+
+    RETURN coalesce(v_gone, '{}');
+END
+$$;
+
+REVOKE EXECUTE ON FUNCTION message_finish FROM PUBLIC;
+
+-- Extends leases to lease_seconds from now; never shortens one.
+--
+-- Called by workers while they work. Returns for each lease, in the order given, 'extended', 'busy' (its completion
+-- or another act on it is under way in an open transaction), 'stale' or 'not_found' (completed or cancelled).
+-- A lease that ran out is still extended when nobody has taken the message back.
+-- Locks: the messages it updates, until the end of the transaction. It waits for nobody.
+CREATE FUNCTION message_heartbeat(
+    ids bigint[], attempts integer[], lease_seconds double precision DEFAULT 30
+) RETURNS TABLE (id bigint, result text)
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan
+SET jit = off
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_known bigint[];
+    v_done bigint[];
+    v_attempts integer[];
+BEGIN
+    PERFORM check_seconds('lease_seconds', lease_seconds, 0.001);
+    WITH lease AS MATERIALIZED (
+        SELECT * FROM lease_list(ids, attempts)
+    ), known AS MATERIALIZED (
+        SELECT m.id
+        FROM lease l JOIN message m ON m.id = l.id
+        WHERE m.attempt = l.attempt AND is_leased(m.leased_until)
+    ), held AS MATERIALIZED (
+        SELECT m.id
+        FROM lease l JOIN message m ON m.id = l.id
+        WHERE m.attempt = l.attempt AND is_leased(m.leased_until)
+        FOR NO KEY UPDATE OF m SKIP LOCKED
+    ), done AS (
+        UPDATE message m
+        SET leased_until = greatest(m.leased_until, clock() + make_interval(secs => lease_seconds))
+        FROM held h
+        WHERE m.id = h.id
+        RETURNING m.id, m.attempt
+    )
+    SELECT (SELECT array_agg(k.id) FROM known k), array_agg(d.id), array_agg(d.attempt)
+    INTO v_known, v_done, v_attempts
+    FROM done d;
+
+    RETURN QUERY
+    SELECT r.id, CASE WHEN r.result = 'stale' AND r.id = ANY (v_known) THEN 'busy' ELSE r.result END
+    FROM lease_results(ids, attempts, v_done, v_attempts, 'extended') r;
+END
+$$;
+
+REVOKE EXECUTE ON FUNCTION message_heartbeat FROM PUBLIC;
+
+-- Puts dead letters back into their channels, with all their attempts before them.
+--
+-- Called by operators: with ids for some, with a queue and a channel for those of a channel, with a queue for all of
+-- it. A message keeps its id, its state, its last error, and its attempt, which is the fence: whoever still works on an
+-- old lease of it stays 'stale'. Returns for each, in the order given or of ids, 'redriven', 'not_found', or
+-- 'duplicate', where it stays dead because a live message of its channel has its key.
+-- Locks: the dead letters, in the order of ids, until the end of the transaction; one that another call is putting back
+-- is waited for and then 'not_found'. As any enqueue of a key, it waits for an open one of the same.
+CREATE FUNCTION message_redrive(ids bigint[] DEFAULT NULL, queue text DEFAULT NULL, channel text DEFAULT NULL)
+RETURNS TABLE (id bigint, result text)
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan
+SET jit = off
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_ids bigint[] := $1;
+    v_queue CONSTANT text := $2;
+    v_channel CONSTANT text := $3;
+    v_found bigint[];
+    v_done bigint[];
+BEGIN
+    IF num_nonnulls(v_ids, v_queue) <> 1 THEN
+        RAISE invalid_parameter_value USING
+            MESSAGE = format('one of ids and queue must be given, not %s',
+                CASE WHEN v_queue IS NULL THEN 'none' ELSE 'both' END),
+            HINT = 'All dead letters of a queue: message_redrive(queue => ''default'').';
+    ELSIF v_channel IS NOT NULL AND v_queue IS NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = format('channel %L must be given with its queue', v_channel);
+    END IF;
+    IF v_channel IS NOT NULL THEN
+        v_ids := ARRAY(SELECT d.id FROM dead_message d
+            WHERE d.queue = v_queue AND d.channel = v_channel ORDER BY d.id);
+    ELSIF v_queue IS NOT NULL THEN
+        v_ids := ARRAY(SELECT d.id FROM dead_message d WHERE d.queue = v_queue ORDER BY d.id);
     END IF;
 
-    IF NOT scheduler_turn(v_queue, false, v_wrote) THEN
+    WITH named AS MATERIALIZED (
+        SELECT DISTINCT l.id FROM unnest(v_ids) AS l (id) ORDER BY l.id
+    ), dead AS MATERIALIZED (
+        SELECT d.* FROM named n CROSS JOIN LATERAL (
+            SELECT d.* FROM dead_message d WHERE d.id = n.id FOR UPDATE) d
+    ), live AS (
+        INSERT INTO message (id, queue, channel, key, payload, body, dequeue_at, cost, max_attempts, backoff, attempt,
+            forgiven, first_leased_at, worker, state, error, created_at)
+        OVERRIDING SYSTEM VALUE
+        SELECT d.id, d.queue, d.channel, d.key, d.payload, d.body, unix_ms(clock()), d.cost, d.max_attempts, d.backoff,
+            d.attempt, d.attempt, d.first_leased_at, d.worker, d.state, d.error, d.created_at
+        FROM dead d
+        ORDER BY d.id
+        ON CONFLICT DO NOTHING
+        RETURNING message.id
+    ), gone AS (
+        DELETE FROM dead_message d USING live v WHERE d.id = v.id
+    )
+    SELECT array_agg(d.id), array_agg(v.id) FILTER (WHERE v.id IS NOT NULL) INTO v_found, v_done
+    FROM dead d LEFT JOIN live v ON v.id = d.id;
+
+    RETURN QUERY
+    SELECT l.id, CASE WHEN v.id IS NOT NULL THEN 'redriven' WHEN f.id IS NOT NULL THEN 'duplicate'
+        ELSE 'not_found' END
+    FROM unnest(v_ids) WITH ORDINALITY AS l (id, n)
+    LEFT JOIN unnest(v_found) AS f (id) ON f.id = l.id
+    LEFT JOIN unnest(v_done) AS v (id) ON v.id = l.id
+    ORDER BY l.n;
+END
+$$;
+
+REVOKE EXECUTE ON FUNCTION message_redrive FROM PUBLIC;
+
+-- Until when a channel or queue is paused, in Unix milliseconds: null for not at all, 2^63-1 for until it is resumed.
+--
+-- Called by the scheduler's functions; takes no lock.
+CREATE FUNCTION paused_until(paused boolean, resume_at timestamptz) RETURNS bigint
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE WHEN paused THEN coalesce(unix_ms(resume_at), 9223372036854775807) END;
+
+-- How many messages in a row dequeues must have got, without coming up short, before any are scheduled ahead.
+--
+-- Called by scheduler_serve; takes no lock. With fewer, planning costs more than it saves.
+CREATE FUNCTION plan_after() RETURNS integer
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN 256;
+
+-- What the scheduler keeps, compared with the rows that it was derived from: one row a difference, none when all is well.
+--
+-- Called by operators, on a live queue as well: it is one statement, so it sees one moment, and whatever dequeues and
+-- users do, they do in transactions that keep both sides equal, counting the signals that are still to be folded.
+-- Takes no lock. Reads everything that the scheduler keeps of the queue, and its leases; without a queue, of all.
+CREATE FUNCTION queue_check(name text DEFAULT NULL)
+RETURNS TABLE (queue text, channel text, problem text, expected text, found text)
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path FROM CURRENT
+SET jit = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_queue CONSTANT text := $1;
+    v_now CONSTANT bigint := unix_ms(clock());
+BEGIN
+    RETURN QUERY
+    WITH RECURSIVE rotations AS MATERIALIZED (
+        SELECT r.* FROM rotation r WHERE v_queue IS NULL OR r.queue = v_queue
+    ), signals AS MATERIALIZED (
+        SELECT s.*, s.message_id IS NULL AND s.counted IS NULL AS is_policy
+        FROM signal s WHERE v_queue IS NULL OR s.queue = v_queue
+    ), news AS MATERIALIZED (
+        SELECT s.queue, s.channel, bool_or(s.is_policy) AS policy, bool_or(s.urgent) AS urgent
+        FROM signals s
+        GROUP BY s.queue, s.channel
+    ), lanes AS MATERIALIZED (
+        SELECT l.*, t.at, lane_due(t.at, l.head_at, l.paused_until, l.max_concurrency, l.running, l.release_interval, l.burst,
+            l.released_at) AS new_due,
+            q.queue IS NOT NULL OR coalesce(n.policy, false) AS has_policy_news,
+            q.queue IS NOT NULL OR coalesce(n.urgent, false) AS has_urgent_news
+        FROM lane l
+        LEFT JOIN news n ON n.queue = l.queue AND n.channel = l.channel
+        LEFT JOIN news q ON q.queue = l.queue AND q.channel IS NULL
+        -- A clock that was set back is for the next dequeue to see to.
+        CROSS JOIN LATERAL (
+            SELECT greatest(v_now, (SELECT max(r.clock) FROM rotations r WHERE r.queue = l.queue)) AS at) t
+        WHERE v_queue IS NULL OR l.queue = v_queue
+    ), planned AS MATERIALIZED (
+        SELECT p.queue, e.id, e.tag, e.since, e.channel, p.place + e.nth - 1 AS place,
+            k.queue IS NOT NULL AS is_taken
+        FROM plan p JOIN rotations r ON r.queue = p.queue
+        CROSS JOIN LATERAL unnest(p.ids, p.tags, p.sinces, p.channels) WITH ORDINALITY
+            AS e (id, tag, since, channel, nth)
+        LEFT JOIN (
+            SELECT k.queue, k.turn, x.id FROM taken k CROSS JOIN LATERAL unnest(k.ids) AS x (id)) k
+            ON k.queue = p.queue AND k.turn = r.turn AND k.id = e.id
+        WHERE p.place + e.nth - 1 > r.place
+    ), leases AS MATERIALIZED (
+        SELECT m.id, m.queue, m.channel, m.leased_until, m.attempt, m.counted
+        FROM message m WHERE m.leased_until IS NOT NULL AND (v_queue IS NULL OR m.queue = v_queue)
+    -- A place for each channel that has ready messages: the first of them.
+    ), walk AS (
+        (SELECT m.queue, m.channel, m.dequeue_at, m.id FROM message m
+         WHERE m.leased_until IS NULL AND (v_queue IS NULL OR m.queue = v_queue)
+         ORDER BY m.queue, m.channel, m.dequeue_at, m.id LIMIT 1)
+        UNION ALL
+        SELECT n.* FROM walk w CROSS JOIN LATERAL (
+            SELECT m.queue, m.channel, m.dequeue_at, m.id FROM message m
+            WHERE m.leased_until IS NULL AND (m.queue, m.channel) > (w.queue, w.channel)
+                AND (v_queue IS NULL OR m.queue = v_queue)
+            ORDER BY m.queue, m.channel, m.dequeue_at, m.id LIMIT 1) n
+    )
+    SELECT w.queue, w.channel, 'a ready message that no lane and no signal leads to',
+        format('message %s, due at %s', w.id, w.dequeue_at),
+        (SELECT format('the lane starts at %s, message %s', l.head_at, l.head_id) FROM lanes l
+         WHERE l.queue = w.queue AND l.channel = w.channel AND l.due IS NOT NULL LIMIT 1)
+    FROM walk w
+    WHERE NOT EXISTS (
+            SELECT FROM lanes l WHERE l.queue = w.queue AND l.channel = w.channel AND l.due IS NOT NULL
+                AND (l.head_at, l.head_id) <= (w.dequeue_at, w.id))
+        AND NOT EXISTS (SELECT FROM planned p WHERE p.queue = w.queue AND p.id = w.id AND NOT p.is_taken)
+        AND NOT EXISTS (
+            SELECT FROM signals s WHERE s.queue = w.queue
+                AND (s.channel IS NULL OR (s.channel = w.channel AND (s.dequeue_at, s.message_id) <= (w.dequeue_at, w.id))))
+    UNION ALL
+    SELECT p.queue, p.channel, 'a planned message that its lane is not behind', format('(%s, %s)', p.tag, p.since),
+        (SELECT format('(%s, %s)', l.tag, l.since) FROM lanes l WHERE l.queue = p.queue AND l.channel = p.channel LIMIT 1)
+    FROM planned p
+    WHERE NOT EXISTS (
+        SELECT FROM lanes l WHERE l.queue = p.queue AND l.channel = p.channel AND l.since = p.since
+            AND l.tag > p.tag AND l.planned >= p.tag AND l.due IS NOT NULL)
+    UNION ALL
+    SELECT p.queue, p.channel, 'a planned message beyond the end of the plan', format('at most %s', r.planned),
+        p.place::text
+    FROM planned p JOIN rotations r ON r.queue = p.queue
+    WHERE p.place > r.planned
+    UNION ALL
+    SELECT p.queue, p.channel, 'a planned message that the rotation has passed',
+        format('beyond (%s, %s)', r.vtime, r.vsince), format('(%s, %s)', p.tag, p.since)
+    FROM planned p JOIN rotations r ON r.queue = p.queue
+    WHERE (p.tag, p.since) <= (r.vtime, r.vsince)
+    UNION ALL
+    SELECT k.queue, NULL, 'messages taken from the plan', format('in turn %s', r.turn), format('in turn %s', k.turn)
+    FROM taken k LEFT JOIN rotations r ON r.queue = k.queue
+    WHERE (v_queue IS NULL OR k.queue = v_queue) AND k.turn IS DISTINCT FROM r.turn
+    UNION ALL
+    SELECT s.queue, s.channel, 'a signal that no dequeue will read',
+        format('from %s on, or one of %s', CASE WHEN s.urgent THEN r.urgent_from ELSE r.news_from END,
+            CASE WHEN s.urgent THEN r.urgent_open ELSE r.news_open END), s.xid::text
+    FROM signals s JOIN rotations r ON r.queue = s.queue
+    WHERE CASE WHEN s.urgent THEN s.xid < r.urgent_from AND s.xid <> ALL (r.urgent_open)
+        ELSE s.xid < r.news_from AND s.xid <> ALL (r.news_open) END
+    UNION ALL
+    SELECT l.queue, l.channel, 'leases that count toward max_concurrency', coalesce(n.leases, 0)::text, l.running::text
+    FROM lanes l
+    LEFT JOIN (
+        SELECT l.queue, l.channel, count(*) AS leases
+        FROM lanes l
+        JOIN (SELECT e.queue, e.channel, e.counted FROM leases e
+              UNION ALL SELECT s.queue, s.channel, s.counted FROM signals s) e
+            ON e.queue = l.queue AND e.channel = l.channel AND e.counted >= l.counted_from
+        GROUP BY l.queue, l.channel) n ON n.queue = l.queue AND n.channel = l.channel
+    WHERE l.max_concurrency IS NOT NULL AND NOT l.has_policy_news AND coalesce(n.leases, 0) <> l.running
+    UNION ALL
+    SELECT e.queue, e.channel, 'counted leases of a channel without a lane', '0', count(*)::text
+    FROM leases e
+    LEFT JOIN channel c ON c.queue = e.queue AND c.name = e.channel
+    LEFT JOIN queue q ON q.name = e.queue
+    WHERE e.counted IS NOT NULL AND coalesce(c.max_concurrency, q.channel_max_concurrency) IS NOT NULL
+        AND NOT EXISTS (SELECT FROM lanes l WHERE l.queue = e.queue AND l.channel = e.channel)
+        AND NOT EXISTS (SELECT FROM news n
+            WHERE n.queue = e.queue AND n.policy AND coalesce(n.channel, e.channel) = e.channel)
+    GROUP BY e.queue, e.channel
+    UNION ALL
+    SELECT r.queue, NULL, 'leases that count toward max_concurrency', n.leases::text, r.running::text
+    FROM rotations r CROSS JOIN LATERAL (
+        SELECT (SELECT count(*) FROM leases e WHERE e.queue = r.queue AND e.counted >= r.counted_from)
+            + (SELECT count(*) FROM signals s WHERE s.queue = r.queue AND s.counted >= r.counted_from) AS leases) n
+    WHERE r.max_concurrency IS NOT NULL AND n.leases <> r.running
+        AND NOT EXISTS (SELECT FROM signals s WHERE s.queue = r.queue AND s.channel IS NULL)
+    UNION ALL
+    SELECT l.queue, l.channel, 'policy (weight, max_concurrency, release_interval, burst, paused_until)',
+        p.policy::text, (l.weight, l.max_concurrency, l.release_interval, l.burst, l.paused_until)::text
+    FROM lanes l
+    LEFT JOIN channel c ON c.queue = l.queue AND c.name = l.channel
+    LEFT JOIN queue q ON q.name = l.queue
+    CROSS JOIN LATERAL (
+        SELECT (coalesce(c.weight, q.channel_weight, 1::double precision),
+            coalesce(c.max_concurrency, q.channel_max_concurrency),
+            coalesce(c.release_interval_ms, q.channel_release_interval_ms, 0::bigint),
+            coalesce(c.burst, q.channel_burst, 1), paused_until(c.paused, c.resume_at)) AS policy) p
+    WHERE NOT l.has_policy_news
+        AND p.policy IS DISTINCT FROM (l.weight, l.max_concurrency, l.release_interval, l.burst, l.paused_until)
+    UNION ALL
+    SELECT r.queue, NULL, 'policy (max_concurrency, paused_until)',
+        (q.max_concurrency, paused_until(q.paused, q.resume_at))::text, (r.max_concurrency, r.paused_until)::text
+    FROM rotations r LEFT JOIN queue q ON q.name = r.queue
+    WHERE (q.max_concurrency, paused_until(q.paused, q.resume_at))
+            IS DISTINCT FROM (r.max_concurrency, r.paused_until)
+        AND NOT EXISTS (SELECT FROM signals s WHERE s.queue = r.queue AND s.channel IS NULL)
+    UNION ALL
+    SELECT l.queue, l.channel, 'a lane that waits for too long',
+        l.new_due::text, l.due::text
+    FROM lanes l
+    WHERE l.due > greatest(l.new_due, l.at) AND NOT l.has_urgent_news
+    UNION ALL
+    SELECT l.queue, l.channel, 'a ready lane that has to wait', l.new_due::text, l.due::text
+    FROM lanes l
+    WHERE l.due = 0 AND l.new_due <> 0 AND NOT l.has_urgent_news
+    UNION ALL
+    SELECT l.queue, l.channel, 'a release that is still to come',
+        format('at most %s', l.at + (l.burst - 1) * l.release_interval), l.released_at::text
+    FROM lanes l
+    WHERE l.released_at > l.at + (l.burst - 1) * l.release_interval AND NOT l.has_policy_news
+    UNION ALL
+    SELECT l.queue, l.channel, 'a count that is still to begin', format('at most %s', r.turn), l.counted_from::text
+    FROM (SELECT l.queue, l.channel, l.counted_from FROM lanes l
+          UNION ALL SELECT r.queue, NULL, r.counted_from FROM rotations r) l
+    JOIN rotations r ON r.queue = l.queue
+    WHERE l.counted_from > r.turn
+    UNION ALL
+    SELECT l.queue, l.channel, 'a ready lane that the rotation has passed',
+        format('beyond (%s, %s)', r.vtime, r.vsince), format('(%s, %s)', l.tag, l.since)
+    FROM lanes l JOIN rotations r ON r.queue = l.queue
+    WHERE l.due = 0 AND (l.tag, l.since) <= (r.vtime, r.vsince)
+    UNION ALL
+    SELECT l.queue, min(l.channel), 'lanes with one activation', '1', format('%s lanes with %s', count(*), l.since)
+    FROM lanes l
+    WHERE l.due = 0
+    GROUP BY l.queue, l.since HAVING count(*) > 1
+    UNION ALL
+    SELECT l.queue, l.channel, 'an activation that is still to come', format('at most %s', r.activations), l.since::text
+    FROM lanes l JOIN rotations r ON r.queue = l.queue
+    WHERE l.since > r.activations
+    UNION ALL
+    SELECT l.queue, l.channel, 'lanes of a channel', '1', count(*)::text
+    FROM lanes l
+    GROUP BY l.queue, l.channel HAVING count(*) > 1
+    UNION ALL
+    SELECT r.queue, NULL, 'rotations of a queue', '1', count(*)::text
+    FROM rotations r
+    GROUP BY r.queue HAVING count(*) > 1
+    UNION ALL
+    SELECT DISTINCT l.queue, NULL, 'rotations of a queue', '1', '0'
+    FROM lanes l
+    WHERE NOT EXISTS (SELECT FROM rotations r WHERE r.queue = l.queue)
+    UNION ALL
+    SELECT e.queue, e.channel, 'a lease below lease_floor', format('from %s on', r.lease_floor),
+        format('message %s until %s', e.id, e.leased_until)
+    FROM leases e LEFT JOIN rotations r ON r.queue = e.queue
+    WHERE r.queue IS NULL OR e.leased_until < r.lease_floor
+    UNION ALL
+    SELECT l.queue, l.channel, 'a lane below due_floor', format('from %s on', r.due_floor), l.due::text
+    FROM lanes l JOIN rotations r ON r.queue = l.queue
+    WHERE l.due <> 0 AND l.due < r.due_floor
+    UNION ALL
+    SELECT e.queue, e.channel, 'a lease without an attempt', 'message.attempt of 1 or more',
+        format('message %s with %s', e.id, e.attempt)
+    FROM leases e
+    WHERE e.attempt < 1;
+END
+$$;
+
+REVOKE EXECUTE ON FUNCTION queue_check FROM PUBLIC;
+
+-- The keys of a queue's advisory locks, of this schema's queue of that name alone: part 0 is its turn, part 1 is for
+-- who waits for the turn while others wait for a share in it.
+--
+-- Called by scheduler_turn and message_dequeue. Takes no lock itself.
+CREATE FUNCTION queue_key(queue text, part integer DEFAULT 0) RETURNS bigint
+LANGUAGE sql STABLE PARALLEL SAFE
+RETURN hashtextextended(current_schema() || '.' || queue, 720720 + part);
+
+-- Asks for a notification when the queue gets something to do; returns the name of the channel that it comes through.
+--
+-- Called by workers that are about to wait, in a session of their own; then they commit, dequeue once more, as something
+-- may have come in between, and wait. Undone by queue_unlisten or the end of the session; once for each call.
+-- Locks: a shared advisory lock of the session, for which nobody waits. It says to queue_notify that somebody listens:
+-- while all workers are busy, enqueueing notifies nobody, and costs nobody the lock on the whole database that
+-- PostgreSQL takes when a transaction commits that has notified.
+CREATE FUNCTION queue_listen(queue text) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path FROM CURRENT
+AS $$
+DECLARE
+    v_wake CONSTANT bigint := queue_wake(queue);
+    v_channel CONSTANT text := 'fairqueue_' || to_hex(v_wake);
+BEGIN
+    IF queue IS NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'queue must be a name, not null';
+    END IF;
+    EXECUTE format('LISTEN %I', v_channel);
+    PERFORM pg_advisory_lock_shared(v_wake);
+    RETURN v_channel;
+END
+$$;
+
+REVOKE EXECUTE ON FUNCTION queue_listen FROM PUBLIC;
+
+-- Wakes the workers that wait for work in a queue, when the caller's transaction commits. While nobody waits it does
+-- nothing, and is true.
+--
+-- Called by the triggers that signal work: message_arrive, signal_moved, signal_channel, signal_queue.
+-- Locks: for a moment the advisory lock that waiting workers share; it is only tried. If they have it, the commit takes
+-- PostgreSQL's lock for notifications, which others that notify in this database wait for.
+CREATE FUNCTION queue_notify(queue text) RETURNS boolean
+LANGUAGE sql VOLATILE
+RETURN CASE WHEN pg_try_advisory_lock(queue_wake(queue)) THEN pg_advisory_unlock(queue_wake(queue))
+    ELSE pg_notify('fairqueue_' || to_hex(queue_wake(queue)), '') IS NULL END;
+
+REVOKE EXECUTE ON FUNCTION queue_notify FROM PUBLIC;
+
+-- Derives everything that the scheduler keeps of a queue anew, whatever it was: afterwards queue_check finds nothing.
+--
+-- Called by operators, in a READ COMMITTED transaction that commits at once; safe on a live queue. Nothing is lost but,
+-- where the lanes themselves were damaged, whom the rotation owes.
+-- Locks: the turn of the queue, until the end of the transaction; then as scheduler_rebuild.
+CREATE FUNCTION queue_repair(name text DEFAULT 'default') RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path FROM CURRENT
+SET jit = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_queue CONSTANT text := $1;
+    v_now CONSTANT bigint := unix_ms(clock());
+    r rotation%ROWTYPE;
+BEGIN
+    IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
+        RAISE active_sql_transaction USING
+            MESSAGE = format('queue_repair needs READ COMMITTED, this transaction is %s',
+                upper(current_setting('transaction_isolation'))),
+            HINT = 'Repair in a short transaction of its own.';
+    END IF;
+    IF NOT scheduler_turn(v_queue) THEN
+        RAISE lock_not_available USING
+            MESSAGE = format('queue %L is being dequeued from', v_queue),
+            HINT = 'Repair in a transaction of its own, which has written nothing before; then it waits for its turn.';
+    END IF;
+    SELECT t.* INTO r FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
+    IF NOT FOUND THEN
+        INSERT INTO rotation AS t
+        SELECT v_queue, 0, coalesce(min(l.tag) FILTER (WHERE l.due = 0), max(l.tag), 0), 0, 0, '0', '{}', '0', '{}',
+            'infinity', 9223372036854775807, -1, '', NULL, NULL, 0, 0, v_now, 0, 0, 0, 0, plan_after()
+        FROM lane l WHERE l.queue = v_queue
+        RETURNING t.* INTO r;
+    END IF;
+    IF EXISTS (SELECT FROM taken k WHERE k.queue = v_queue AND k.turn = r.turn) THEN
+        SELECT s.vtime, s.vsince, s.place INTO r.vtime, r.vsince, r.place
+        FROM scheduler_settle(v_queue, r.turn, r.vtime, r.vsince, r.place) s;
+    END IF;
+    DELETE FROM taken k WHERE k.queue = v_queue;
+    -- Beyond every turn that is named anywhere, so that nothing that was counted before counts.
+    r.turn := greatest(r.turn,
+        1 + (SELECT max(l.counted_from) FROM lane l WHERE l.queue = v_queue),
+        1 + (SELECT max(m.counted) FROM message m WHERE m.queue = v_queue AND m.leased_until IS NOT NULL),
+        1 + (SELECT max(s.counted) FROM signal s WHERE s.queue = v_queue));
+    DELETE FROM rotation t WHERE t.queue = v_queue
+        AND t.turn < (SELECT max(x.turn) FROM rotation x WHERE x.queue = v_queue);
+    DELETE FROM lane l USING lane k
+    WHERE l.queue = v_queue AND k.queue = v_queue AND k.channel = l.channel AND (k.tag, k.ctid) > (l.tag, l.ctid);
+    SELECT greatest(r.activations, r.vsince, max(l.since)) INTO r.activations FROM lane l WHERE l.queue = v_queue;
+
+    SELECT b.activations, b.due_floor, b.lease_floor, b.max_concurrency, b.paused_until, b.running
+    INTO r.activations, r.due_floor, r.lease_floor, r.max_concurrency, r.paused_until, r.running
+    FROM scheduler_rebuild(v_queue, r.turn, r.vtime, v_now, r.activations) b;
+    UPDATE rotation t
+    SET turn = r.turn + 1, activations = r.activations, due_floor = r.due_floor, lease_floor = r.lease_floor,
+        max_concurrency = r.max_concurrency, paused_until = r.paused_until, running = r.running,
+        counted_from = r.turn, clock = v_now, idle_floor = -1, swept = '', planned = t.place, ahead = 0,
+        plan_at = plan_after(),
+        -- All signals are to be read again, whatever they say.
+        news_from = '0', news_open = '{}', urgent_from = '0', urgent_open = '{}'
+    WHERE t.queue = v_queue;
+END
+$$;
+
+REVOKE EXECUTE ON FUNCTION queue_repair FROM PUBLIC;
+
+-- Sets the policy of a queue, creating its row where there is none. A parameter that is null, as it is when left out,
+-- leaves what is there.
+--
+-- Called by operators. Takes effect at the next dequeue (trigger queue_changed). With paused => true nothing is served
+-- until resume_at, or, without that, until paused => false. Limits are lifted by UPDATE queue SET ... = NULL; DELETE
+-- brings back all defaults.
+-- Locks: the row of the queue, until the end of the transaction. The scheduler only reads it.
+CREATE FUNCTION queue_set(
+    name text, max_concurrency integer DEFAULT NULL, paused boolean DEFAULT NULL, resume_at timestamptz DEFAULT NULL,
+    max_attempts integer DEFAULT NULL, backoff double precision DEFAULT NULL,
+    max_backoff double precision DEFAULT NULL, history_days integer DEFAULT NULL,
+    channel_weight double precision DEFAULT NULL, channel_max_concurrency integer DEFAULT NULL,
+    channel_release_interval_ms bigint DEFAULT NULL, channel_burst integer DEFAULT NULL,
+    channel_max_size integer DEFAULT NULL, channel_overflow text DEFAULT NULL
+) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path FROM CURRENT
+AS $$
+#variable_conflict use_variable
+BEGIN
+    PERFORM check_pause(paused, resume_at);
+    -- In two steps, so that a new row has the defaults of the table.
+    INSERT INTO queue (name) VALUES (name) ON CONFLICT ON CONSTRAINT queue_pkey DO NOTHING;
+    UPDATE queue q
+    SET max_concurrency = coalesce(max_concurrency, q.max_concurrency),
+        paused = coalesce(paused, q.paused),
+        resume_at = CASE WHEN paused IS NULL THEN q.resume_at ELSE resume_at END,
+        max_attempts = coalesce(max_attempts, q.max_attempts),
+        backoff = coalesce(backoff, q.backoff),
+        max_backoff = coalesce(max_backoff, q.max_backoff),
+        history_days = coalesce(history_days, q.history_days),
+        channel_weight = coalesce(channel_weight, q.channel_weight),
+        channel_max_concurrency = coalesce(channel_max_concurrency, q.channel_max_concurrency),
+        channel_release_interval_ms = coalesce(channel_release_interval_ms, q.channel_release_interval_ms),
+        channel_burst = coalesce(channel_burst, q.channel_burst),
+        channel_max_size = coalesce(channel_max_size, q.channel_max_size),
+        channel_overflow = coalesce(channel_overflow, q.channel_overflow)
+    WHERE q.name = queue_set.name;
+END
+$$;
+
+REVOKE EXECUTE ON FUNCTION queue_set FROM PUBLIC;
+
+-- Takes back one queue_listen: this session needs no notification for now. It goes on to LISTEN, so that asking again
+-- is cheap; it hears what others have asked for.
+--
+-- Called by workers that have been woken. False: there was no queue_listen to take back.
+-- Locks: releases the advisory lock of the session that queue_listen took.
+CREATE FUNCTION queue_unlisten(queue text) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path FROM CURRENT
+SET client_min_messages = error
+AS $$
+BEGIN
+    RETURN pg_advisory_unlock_shared(queue_wake(queue));
+END
+$$;
+
+REVOKE EXECUTE ON FUNCTION queue_unlisten FROM PUBLIC;
+
+-- Brings the lanes of some channels up to date with what is known of these.
+--
+-- Called by scheduler_fold, scheduler_sweep and scheduler_rebuild, within the turn. For each channel: (ats[i], ids[i])
+-- is a place from which on there may be ready messages, or null; ended[i] is how many counted leases have ended;
+-- running[i], where it isn't null, is how many there are, counted anew in this turn. The policy is read again each time.
+-- With rebuild, the place is that of the first ready message, and null says that there is none.
+--
+-- A channel that becomes active starts at max(its own tag, vtime): neither a pause nor a new name gains anything.
+-- Locks: the lanes it changes; nobody else writes lanes while the turn is held.
+--
+-- Returns the number of activations so far, the earliest time at which one of the lanes that now wait is due, and whether
+-- a max_concurrency was taken over whose leases nobody counted: the signal that has them counted may have been committed
+-- after signals were read.
+CREATE FUNCTION scheduler_activate(
+    queue text, turn bigint, vtime bigint, now_ms bigint,
+    channels text[], ats bigint[], ids bigint[], ended integer[], running integer[], rebuild boolean,
+    INOUT activations bigint, OUT due_floor bigint, OUT uncounted boolean
+)
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan
+SET jit = off
+SET enable_seqscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_queue CONSTANT text := $1;
+    v_turn CONSTANT bigint := $2;
+    v_vtime CONSTANT bigint := $3;
+    v_activations CONSTANT bigint := $11;
+BEGIN
+    -- Before what is planned of a channel: then the plan is no longer the order.
+    IF (SELECT t.planned > t.place FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1)
+        AND EXISTS (
+            SELECT FROM unnest(channels, ats, ids) AS n (channel, at, id)
+            CROSS JOIN LATERAL (
+                SELECT l.* FROM lane l
+                WHERE l.queue = v_queue AND l.channel = n.channel
+                ORDER BY l.tag DESC LIMIT 1) l
+            WHERE l.planned >= v_vtime AND (n.at, n.id) < (l.head_at, l.head_id))
+    THEN
+        PERFORM scheduler_unplan(v_queue);
+    END IF;
+
+    WITH known AS (
+        SELECT n.channel, n.at, n.id, n.ended, n.running AS counted,
+            l.row, l.due, l.tag, l.since, l.head_at, l.head_id, l.running, l.counted_from, l.released_at,
+            coalesce(c.weight, q.channel_weight, 1) AS weight,
+            coalesce(c.max_concurrency, q.channel_max_concurrency) AS max_concurrency,
+            coalesce(c.release_interval_ms, q.channel_release_interval_ms, 0) AS release_interval,
+            coalesce(c.burst, q.channel_burst, 1) AS burst,
+            paused_until(c.paused, c.resume_at) AS paused_until,
+            l.weight AS old_weight, l.max_concurrency AS old_max_concurrency, l.burst AS old_burst,
+            l.release_interval AS old_release_interval, l.paused_until AS old_paused_until
+        FROM (SELECT) AS one
+        LEFT JOIN queue q ON q.name = v_queue
+        CROSS JOIN unnest(channels, ats, ids, ended, running) AS n (channel, at, id, ended, running)
+        LEFT JOIN LATERAL (
+            SELECT l.ctid AS row, l.* FROM lane l
+            WHERE l.queue = v_queue AND l.channel = n.channel
+            ORDER BY l.tag DESC LIMIT 1) l ON true
+        LEFT JOIN channel c ON c.queue = v_queue AND c.name = n.channel
+    ), head AS (
+        SELECT k.*, rebuild OR (k.at IS NOT NULL AND (k.due IS NULL OR (k.at, k.id) < (k.head_at, k.head_id))) AS moves,
+            CASE WHEN k.max_concurrency IS NULL THEN 0
+                ELSE coalesce(k.counted, greatest(k.running - coalesce(k.ended, 0), 0), 0) END AS new_running
+        FROM known k
+    ), news AS (
+        SELECT h.*, CASE WHEN h.moves THEN h.at WHEN h.due IS NOT NULL THEN h.head_at END AS new_at,
+            CASE WHEN h.moves AND h.at IS NOT NULL THEN h.id ELSE coalesce(h.head_id, 0) END AS new_id
+        FROM head h
+        WHERE h.moves OR (h.row IS NULL AND h.new_running > 0) OR h.new_running <> h.running OR h.counted IS NOT NULL
+            OR h.weight <> h.old_weight OR h.release_interval <> h.old_release_interval OR h.burst <> h.old_burst
+            OR (h.row IS NOT NULL AND (h.max_concurrency IS DISTINCT FROM h.old_max_concurrency
+                OR h.paused_until IS DISTINCT FROM h.old_paused_until))
+    ), timed AS (
+        SELECT n.*, lane_due(now_ms, n.new_at, n.paused_until, n.max_concurrency, n.new_running, n.release_interval,
+            n.burst, coalesce(n.released_at, 0)) AS new_due
+        FROM news n
+        WHERE n.row IS NOT NULL OR n.new_at IS NOT NULL OR n.new_running > 0
+    ), wanted AS MATERIALIZED (
+        -- Rebuilding gives all ready lanes new numbers, in the order of the old ones.
+        SELECT t.*, t.new_due IS NOT DISTINCT FROM 0 AND (rebuild OR t.due IS DISTINCT FROM 0) AS becomes_ready,
+            row_number() OVER (ORDER BY CASE WHEN t.due = 0 THEN t.since END NULLS LAST, t.new_id) AS nth
+        FROM timed t
+    ), changed AS (
+        UPDATE lane l
+        SET due = w.new_due,
+            tag = CASE WHEN w.becomes_ready THEN greatest(l.tag, v_vtime) ELSE l.tag END,
+            since = CASE WHEN w.becomes_ready THEN v_activations + w.nth ELSE l.since END,
+            head_at = coalesce(w.new_at, l.head_at), head_id = w.new_id,
+            weight = w.weight, max_concurrency = w.max_concurrency, release_interval = w.release_interval,
+            burst = w.burst, paused_until = w.paused_until, running = w.new_running,
+            counted_from = CASE WHEN w.counted IS NULL THEN l.counted_from ELSE v_turn END,
+            released_at = least(l.released_at, now_ms + (w.burst - 1) * w.release_interval)
+        FROM wanted w
+        WHERE l.ctid = w.row
+    ), born AS (
+        INSERT INTO lane (queue, channel, due, tag, since, head_at, head_id, weight, max_concurrency, release_interval,
+            burst, paused_until, running, counted_from, released_at, planned)
+        SELECT v_queue, w.channel, w.new_due, v_vtime, CASE WHEN w.becomes_ready THEN v_activations + w.nth ELSE 0 END,
+            coalesce(w.new_at, 0), w.new_id, w.weight, w.max_concurrency, w.release_interval, w.burst, w.paused_until,
+            w.new_running, CASE WHEN w.counted IS NULL THEN 0 ELSE v_turn END, 0, -1
+        FROM wanted w
+        WHERE w.row IS NULL
+    )
+    SELECT v_activations + count(*), coalesce(min(w.new_due) FILTER (WHERE w.new_due > 0), 9223372036854775807),
+        coalesce(bool_or(w.max_concurrency IS NOT NULL AND w.old_max_concurrency IS NULL AND w.counted IS NULL), false)
+    INTO activations, due_floor, uncounted
+    FROM wanted w;
+END
+$$;
+
+-- Folds up to max_signals signals into lanes and deletes them: the urgent ones, or the others.
+--
+-- Called by scheduler_serve, within the turn. horizon and open are rotation's: the signals that no fold has seen are
+-- those of transactions from the horizon on and of those that were in progress below it. Reading just these, through
+-- the index on the transaction id, a fold never walks over the signals of the past.
+-- Locks: the signals it deletes, which nobody else deletes, and what scheduler_recount and scheduler_activate lock.
+--
+-- Returns the new horizon, the number of activations so far, the earliest time at which a lane that now waits is due,
+-- whether one has a limit whose leases nobody counted (scheduler_activate), how many leases that the queue counted have
+-- ended, whether the policy of the queue changed, and whether signals may be left.
+CREATE FUNCTION scheduler_fold(
+    queue text, is_urgent boolean, turn bigint, vtime bigint, now_ms bigint, max_signals integer, counted_from bigint,
+    INOUT horizon xid8, INOUT open xid8[], INOUT activations bigint,
+    OUT due_floor bigint, OUT uncounted boolean, OUT ended integer, OUT queue_changed boolean, OUT more boolean
+)
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan
+SET jit = off
+SET enable_seqscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_queue CONSTANT text := $1;
+    v_turn CONSTANT bigint := $3;
+    v_counted_from CONSTANT bigint := $7;
+    v_from CONSTANT xid8 := $8;
+    v_open CONSTANT xid8[] := $9;
+    v_activations CONSTANT bigint := $10;
+    v_snapshot pg_snapshot;
+    v_folded integer;
+    v_late integer;
+    v_last xid8;
+    v_channels text[];
+    v_ats bigint[];
+    v_ids bigint[];
+    v_ended integer[];
+    v_changed boolean[];
+    v_running integer[];
+BEGIN
+    WITH late AS MATERIALIZED (
+        SELECT s.ctid AS row, s.channel, s.dequeue_at, s.message_id, s.counted, s.xid, true AS is_late
+        FROM signal s
+        WHERE s.queue = v_queue AND s.urgent = is_urgent AND s.xid = ANY (v_open) AND s.xid < v_from
+        LIMIT max_signals
+    ), fresh AS MATERIALIZED (
+        SELECT s.ctid AS row, s.channel, s.dequeue_at, s.message_id, s.counted, s.xid, false AS is_late
+        FROM signal s
+        WHERE s.queue = v_queue AND s.urgent = is_urgent AND s.xid >= v_from
+        ORDER BY s.xid
+        LIMIT max_signals
+    ), batch AS MATERIALIZED (
+        SELECT b.*, b.counted IS NOT NULL AND (b.message_id IS NULL OR b.dequeue_at IS NOT NULL OR coalesce((
+            SELECT coalesce(m.counted, -1) >= b.counted OR m.leased_until IS NULL
+            FROM message m WHERE m.id = b.message_id), true)) AS is_end
+        FROM (SELECT * FROM late UNION ALL SELECT * FROM fresh) b
+    ), gone AS (
+        DELETE FROM signal s USING batch b WHERE s.ctid = b.row
+    -- A lease that could not be marked when it was counted, and is still there: to be looked at again.
+    ), again AS (
+        INSERT INTO signal (queue, channel, message_id, counted, urgent)
+        SELECT v_queue, b.channel, b.message_id, b.counted, true
+        FROM batch b
+        WHERE b.counted IS NOT NULL AND NOT b.is_end
+    ), news AS (
+        SELECT b.channel, min(b.dequeue_at) AS at,
+            (array_agg(b.message_id ORDER BY b.dequeue_at, b.message_id))[1] AS id,
+            array_agg(b.counted) FILTER (WHERE b.is_end) AS ends,
+            bool_or(b.message_id IS NULL AND b.counted IS NULL) AS changed
+        FROM batch b
+        WHERE b.channel IS NOT NULL
+        GROUP BY b.channel
+    ), news_lists AS (
+        SELECT array_agg(n.channel) AS channels, array_agg(n.at) AS ats,
+            array_agg(CASE WHEN n.at IS NOT NULL THEN n.id END) AS ids, array_agg(e.ended) AS ended,
+            array_agg(n.changed) AS changed
+        FROM news n
+        CROSS JOIN LATERAL (
+            SELECT count(*)::integer AS ended
+            FROM unnest(n.ends) AS x
+            WHERE x >= (SELECT l.counted_from FROM lane l WHERE l.queue = v_queue AND l.channel = n.channel
+                ORDER BY l.tag DESC LIMIT 1)) e
+    ), counts AS (
+        SELECT count(*) FILTER (WHERE NOT b.is_late) AS folded, count(*) FILTER (WHERE b.is_late) AS late,
+            (array_agg(b.xid ORDER BY b.xid DESC))[1] AS last,
+            count(*) FILTER (WHERE b.is_end AND b.counted >= v_counted_from) AS ended,
+            coalesce(bool_or(b.channel IS NULL), false) AS queue_changed
+        FROM batch b
+    )
+    SELECT pg_current_snapshot(), c.folded, c.late, c.last, c.ended, c.queue_changed,
+        l.channels, l.ats, l.ids, l.ended, l.changed
+    INTO v_snapshot, v_folded, v_late, v_last, ended, queue_changed, v_channels, v_ats, v_ids, v_ended, v_changed
+    FROM counts c, news_lists l;
+
+    -- What was not visible to the statement above, and what it had no room for, is for the next fold. Its own
+    -- transaction is always among these: it may go on to enqueue before it commits.
+    more := v_folded = max_signals OR v_late = max_signals;
+    horizon := CASE WHEN v_folded = max_signals THEN v_last ELSE pg_snapshot_xmax(v_snapshot) END;
+    open := ARRAY(
+        SELECT x FROM pg_snapshot_xip(v_snapshot) AS x WHERE x < horizon
+        UNION
+        SELECT pg_current_xact_id()
+        UNION
+        SELECT x FROM unnest(v_open) AS x WHERE v_late = max_signals);
+    IF true = ANY (v_changed) THEN
+        PERFORM scheduler_unplan(v_queue);
+        SELECT r.running INTO v_running
+        FROM scheduler_recount(v_queue, v_turn, v_channels, v_changed, false, v_counted_from) r;
+    END IF;
+    SELECT a.activations, a.due_floor, a.uncounted INTO activations, due_floor, uncounted
+    FROM scheduler_activate(v_queue, coalesce(v_counted_from, v_turn), vtime, now_ms, v_channels, v_ats, v_ids,
+        v_ended, v_running, false,
+        v_activations) a;
+END
+$$;
+
+-- Schedules up to max_messages messages of a queue ahead: finds their order and writes it to plan.
+--
+-- Called by scheduler_serve, within the turn, where much is waiting and there is no plan: probing a channel and writing
+-- its lane, which is most of what fairness costs, is then done once for several of its messages. Planned is only what
+-- needs no second look when its time comes: messages of lanes without limits, and of each all but the last one that is
+-- ready, so that the lane stays active. Nothing is planned where a lane would come up less than twice on average.
+-- Locks: the lanes that it changes.
+--
+-- place is the last one that was served: the messages get those that follow. Returns how many were planned.
+CREATE FUNCTION scheduler_plan(
+    queue text, vtime bigint, vsince bigint, now_ms bigint, max_messages integer, place bigint
+) RETURNS integer
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan
+SET jit = off
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_queue CONSTANT text := $1;
+    v_place CONSTANT bigint := $6;
+    v_planned integer;
+BEGIN
+    -- All of the plan before.
+    DELETE FROM plan p WHERE p.queue = v_queue AND p.place > v_place - 8192 AND p.place <= v_place;
+
+    WITH competing AS MATERIALIZED (
+        SELECT l.ctid AS lane, l.channel, l.tag, l.since, l.weight, l.head_at, l.head_id,
+            lane_step(1, l.weight)::double precision AS step,
+            l.max_concurrency IS NULL AND l.release_interval = 0 AS is_free
+        FROM lane l
+        WHERE l.queue = v_queue AND l.due = 0 AND (l.tag, l.since) > (vtime, vsince)
+        ORDER BY l.tag, l.since
+        LIMIT max_messages / 2 + 1
+    -- How many messages each may get, if all cost 1: as in scheduler_serve.
+    ), levels AS (
+        SELECT c.*, (max_messages - count(*) OVER w + sum((c.tag - vtime) / c.step) OVER w)
+            / sum(1 / c.step) OVER w AS level
+        FROM competing c
+        WHERE (SELECT count(*) <= max_messages / 2 AND bool_and(k.is_free) FROM competing k)
+        WINDOW w AS (ORDER BY c.tag, c.since ROWS UNBOUNDED PRECEDING)
+    ), shares AS (
+        SELECT c.*, greatest(1, least(max_messages,
+            floor((min(c.level) OVER () - (c.tag - vtime)) / c.step + 0.000001) + 1))::integer AS share
+        FROM levels c
+    ), candidates AS MATERIALIZED (
+        SELECT s.lane, s.channel, s.since, s.share, m.row, m.id, m.step, row_number() OVER w AS nth,
+            s.tag + (sum(m.step) OVER w - m.step)::bigint AS start,
+            lead(m.dequeue_at) OVER w AS next_at, lead(m.id) OVER w AS next_id
+        FROM shares s
+        CROSS JOIN LATERAL (
+            SELECT m.ctid AS row, m.id, m.dequeue_at, lane_step(m.cost, s.weight) AS step
+            FROM message m
+            WHERE m.queue = v_queue AND m.channel = s.channel AND m.leased_until IS NULL
+                AND (m.dequeue_at, m.id) >= (s.head_at, s.head_id)
+            ORDER BY m.dequeue_at, m.id
+            LIMIT s.share + 1) m
+        WINDOW w AS (PARTITION BY s.since ORDER BY m.dequeue_at, m.id)
+    -- Up to where a lane may have more than was looked at.
+    ), planned AS MATERIALIZED (
+        SELECT c.*, row_number() OVER (ORDER BY c.start, c.since) AS place
+        FROM candidates c
+        WHERE c.next_at <= now_ms
+            AND c.start < coalesce((SELECT min(k.start) FROM candidates k WHERE k.nth > k.share), 9223372036854775807)
+        ORDER BY c.start, c.since
+        LIMIT max_messages
+    ), moves AS MATERIALIZED (
+        SELECT p.lane, sum(p.step)::bigint AS spent, max(p.start) AS last_tag, max(p.next_at) AS head_at,
+            (array_agg(p.next_id ORDER BY p.nth DESC))[1] AS head_id
+        FROM planned p
+        GROUP BY p.lane
+    ), written AS (
+        INSERT INTO plan (queue, place, rows, ids, tags, sinces, channels)
+        SELECT v_queue, v_place + min(p.place),
+            array_agg(p.row ORDER BY p.place), array_agg(p.id ORDER BY p.place), array_agg(p.start ORDER BY p.place),
+            array_agg(p.since ORDER BY p.place), array_agg(p.channel ORDER BY p.place)
+        FROM planned p
+        WHERE (SELECT count(*) FROM planned) >= 2 * (SELECT count(*) FROM moves)
+        -- Small enough that reading one costs little where a single message is wanted.
+        GROUP BY (p.place - 1) / 32
+        RETURNING cardinality(rows) AS messages
+    ), count AS MATERIALIZED (
+        SELECT coalesce(sum(w.messages), 0)::integer AS messages FROM written w
+    ), moved AS (
+        UPDATE lane l
+        SET tag = l.tag + v.spent, head_at = v.head_at, head_id = v.head_id, planned = v.last_tag
+        FROM moves v
+        WHERE l.ctid = v.lane AND (SELECT c.messages > 0 FROM count c)
+    )
+    SELECT c.messages INTO v_planned FROM count c;
+    RETURN v_planned;
+END
+$$;
+
+-- Derives everything that the scheduler keeps for a queue anew from the rows of message, channel and queue.
+--
+-- Called by scheduler_serve, within the turn, when the policy of the whole queue changed, when messages were truncated,
+-- and when the clock was set back; and by scheduler_repair. Tags stay: whom the rotation owes what can't be derived.
+-- Locks: the lanes of the queue; its leases, as far as nobody else holds them (scheduler_recount).
+--
+-- Returns what is to be written to rotation, and whether a lane has a limit whose leases nobody counted, because it was
+-- committed meanwhile (scheduler_activate). Takes time in proportion to the number of lanes and leases.
+CREATE FUNCTION scheduler_rebuild(
+    queue text, turn bigint, vtime bigint, now_ms bigint, INOUT activations bigint,
+    OUT due_floor bigint, OUT lease_floor timestamptz, OUT max_concurrency integer, OUT paused_until bigint,
+    OUT running integer, OUT uncounted boolean
+)
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan
+SET jit = off
+SET enable_seqscan = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_queue CONSTANT text := $1;
+    v_activations CONSTANT bigint := $5;
+    v_channels text[];
+    v_ats bigint[];
+    v_ids bigint[];
+    v_running integer[];
+BEGIN
+    PERFORM scheduler_unplan(v_queue);
+    SELECT q.max_concurrency, paused_until(q.paused, q.resume_at) INTO max_concurrency, paused_until
+    FROM queue q WHERE q.name = v_queue;
+
+    WITH RECURSIVE walk AS (
+        (SELECT m.channel FROM message m WHERE m.queue = v_queue AND m.leased_until IS NULL
+         ORDER BY m.channel LIMIT 1)
+        UNION ALL
+        SELECT (SELECT m.channel FROM message m
+                WHERE m.queue = v_queue AND m.leased_until IS NULL AND m.channel > w.channel
+                ORDER BY m.channel LIMIT 1)
+        FROM walk w WHERE w.channel IS NOT NULL
+    ), known AS (
+        SELECT w.channel FROM walk w WHERE w.channel IS NOT NULL
+        UNION
+        SELECT l.channel FROM lane l WHERE l.queue = v_queue
+        UNION
+        SELECT m.channel FROM message m WHERE m.queue = v_queue AND m.leased_until IS NOT NULL
+    )
+    SELECT array_agg(k.channel), array_agg(h.dequeue_at), array_agg(h.id)
+    INTO v_channels, v_ats, v_ids
+    FROM known k
+    LEFT JOIN LATERAL (
+        SELECT m.dequeue_at, m.id FROM message m
+        WHERE m.queue = v_queue AND m.channel = k.channel AND m.leased_until IS NULL
+        ORDER BY m.dequeue_at, m.id LIMIT 1) h ON true;
+
+    SELECT c.running, coalesce(c.total, 0) INTO v_running, running
+    FROM scheduler_recount(v_queue, turn, v_channels, array_fill(true, ARRAY[coalesce(cardinality(v_channels), 0)]),
+        max_concurrency IS NOT NULL, NULL) c;
+    SELECT a.activations, a.due_floor, a.uncounted INTO activations, due_floor, uncounted
+    FROM scheduler_activate(v_queue, turn, vtime, now_ms, v_channels, v_ats, v_ids, NULL, v_running, true,
+        v_activations) a;
+    lease_floor := coalesce(
+        (SELECT m.leased_until FROM message m WHERE m.queue = v_queue AND m.leased_until IS NOT NULL
+         ORDER BY m.leased_until LIMIT 1),
+        'infinity');
+END
+$$;
+
+-- Puts messages whose lease ran out back into their own channels, in their old places.
+--
+-- Called by scheduler_serve, which holds the turn, when a lease may have ended. The attempt stays counted: a message
+-- that has no more of them becomes a dead letter. The trigger message_moved signals the channels, so that each waits
+-- for its place in the rotation like any other.
+-- Locks: the rows it returns to ready or takes out. Rows that somebody else holds are left for a later call: a
+-- completion may be on its way in a long transaction, and the fence decides afterwards.
+--
+-- Returns the lower bound of all lease ends from now on, and whether leases that ran out may be left.
+CREATE FUNCTION scheduler_reclaim(
+    queue text, clock timestamptz, INOUT lease_floor timestamptz, max_messages integer, OUT more boolean
+)
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_queue CONSTANT text := $1;
+    v_floor CONSTANT timestamptz := $3;
+    v_max_attempts CONSTANT integer := coalesce((SELECT q.max_attempts FROM queue q WHERE q.name = $1), 20);
+    v_expired integer;
+    v_dead bigint[];
+BEGIN
+    WITH expired AS MATERIALIZED (
+        SELECT m.ctid AS row, m.id,
+            m.attempt::bigint - m.forgiven >= coalesce(m.max_attempts, v_max_attempts) AS is_dead
+        FROM message m
+        WHERE m.queue = v_queue AND m.leased_until >= v_floor AND m.leased_until <= clock
+        ORDER BY m.leased_until
+        LIMIT max_messages
+        FOR UPDATE SKIP LOCKED
+    ), back AS (
+        UPDATE message m
+        SET leased_until = NULL, error = format('the lease of attempt %s ran out', m.attempt)
+        FROM expired e
+        WHERE m.ctid = e.row AND NOT e.is_dead
+    )
+    SELECT count(*), array_agg(e.id) FILTER (WHERE e.is_dead) INTO v_expired, v_dead FROM expired e;
+
+    IF v_dead IS NOT NULL THEN
+        DECLARE
+            v_timeout CONSTANT text := current_setting('lock_timeout');
+        BEGIN
+            PERFORM set_config('lock_timeout', '100ms', true);
+            PERFORM message_finish(v_dead, 'dead', 'the lease of the last attempt ran out');
+            PERFORM set_config('lock_timeout', v_timeout, true);
+        EXCEPTION WHEN others THEN
+            -- A foreign key of the application's forbids it, or makes it wait. That must not stop the queue.
+            UPDATE message m
+            SET leased_until = NULL, error = format('the lease of attempt %s ran out; no dead letter: %s', m.attempt, SQLERRM)
+            FROM unnest(v_dead) AS d (id)
+            WHERE m.id = d.id;
+        END;
+    END IF;
+    more := v_expired = max_messages;
+    lease_floor := coalesce(
+        (SELECT m.leased_until FROM message m
+         WHERE m.queue = v_queue AND m.leased_until >= v_floor
+         ORDER BY m.leased_until LIMIT 1),
+        'infinity');
+END
+$$;
+
+-- Counts the leases of some channels, and marks them as counted in this turn: each will signal its end.
+--
+-- Called by scheduler_fold for channels whose policy changed, and by scheduler_rebuild for all, within the turn. Leases
+-- taken without a limit aren't counted one by one; this is what catches up when a limit is set, and what replaces a
+-- number that is in doubt. A lease that somebody else holds, so that it can't be marked, counts too: a signal has it
+-- looked at again (see signal) until it is over.
+-- Locks: the leases it marks, until the end of the transaction. It waits for nobody.
+--
+-- Returns for each channel the number of its leases, null where it has no max_concurrency or none is wanted; and with
+-- whole_queue the number of all leases, which are marked then.
+CREATE FUNCTION scheduler_recount(
+    queue text, turn bigint, channels text[], wanted boolean[], whole_queue boolean, counted_from bigint,
+    OUT running integer[], OUT total integer
+)
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan
+SET jit = off
+SET enable_seqscan = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_queue CONSTANT text := $1;
+    v_turn CONSTANT bigint := $2;
+    v_counted_from CONSTANT bigint := $6;
+BEGIN
+    -- What an earlier count in this turn was in doubt about is counted anew, too.
+    DELETE FROM signal s
+    WHERE s.queue = v_queue AND s.urgent AND s.xid = pg_current_xact_id() AND s.counted = v_turn
+        AND s.message_id IS NOT NULL AND s.dequeue_at IS NULL
+        AND v_counted_from IS NULL AND (whole_queue OR s.channel IN (
+            SELECT n.channel FROM unnest(channels, wanted) AS n (channel, wanted) WHERE n.wanted));
+    WITH named AS MATERIALIZED (
+        SELECT n.channel
+        FROM (SELECT) AS one
+        LEFT JOIN queue q ON q.name = v_queue
+        CROSS JOIN unnest(channels, wanted) AS n (channel, wanted)
+        LEFT JOIN LATERAL (
+            SELECT c.max_concurrency FROM channel c WHERE c.queue = v_queue AND c.name = n.channel LIMIT 1) c ON true
+        WHERE n.wanted AND coalesce(c.max_concurrency, q.channel_max_concurrency) IS NOT NULL
+    ), leases AS MATERIALIZED (
+        SELECT m.ctid AS row, m.id, m.channel
+        FROM message m
+        WHERE (whole_queue OR (v_counted_from IS NULL AND (SELECT count(*) FROM named) > 0))
+            AND m.queue = v_queue AND m.leased_until IS NOT NULL
+            AND (whole_queue OR m.channel IN (SELECT n.channel FROM named n))
+    ), held AS MATERIALIZED (
+        SELECT m.ctid AS row
+        FROM leases l JOIN message m ON m.ctid = l.row
+        WHERE m.leased_until IS NOT NULL
+        FOR NO KEY UPDATE OF m SKIP LOCKED
+    ), marked AS (
+        UPDATE message m SET counted = v_turn FROM held h WHERE m.ctid = h.row RETURNING m.id, m.channel
+    ), doubtful AS (
+        SELECT l.id, l.channel FROM leases l
+        EXCEPT
+        SELECT k.id, k.channel FROM marked k
+    ), watched AS (
+        INSERT INTO signal (queue, channel, message_id, counted, urgent)
+        SELECT v_queue, d.channel, d.id, v_turn, true
+        FROM doubtful d
+    -- Without a join, whose plan could not be right for one channel and for all.
+    ), counts AS (
+        SELECT max(x.nth) AS nth, bool_or(x.is_wanted) AS is_wanted, count(*) FILTER (WHERE x.is_lease) AS leases
+        FROM (
+            SELECT a.channel, a.nth, false AS is_wanted, false AS is_lease
+            FROM unnest(channels) WITH ORDINALITY AS a (channel, nth)
+            UNION ALL
+            SELECT n.channel, NULL, true, false FROM named n
+            UNION ALL
+            SELECT l.channel, NULL, false, true FROM leases l
+            UNION ALL
+            SELECT m.channel, NULL, false, true FROM message m
+            WHERE v_counted_from IS NOT NULL AND m.queue = v_queue AND m.leased_until IS NOT NULL
+                AND m.counted >= v_counted_from AND m.channel IN (SELECT n.channel FROM named n)
+            UNION ALL
+            SELECT s.channel, NULL, false, true FROM signal s
+            WHERE v_counted_from IS NOT NULL AND s.queue = v_queue AND s.urgent
+                AND s.counted >= v_counted_from AND s.channel IN (SELECT n.channel FROM named n)) x
+        GROUP BY x.channel
+    )
+    SELECT array_agg(CASE WHEN c.is_wanted THEN c.leases END ORDER BY c.nth) FILTER (WHERE c.nth IS NOT NULL),
+        CASE WHEN whole_queue THEN (SELECT count(*) FROM leases)::integer END
+    INTO running, total
+    FROM counts c;
+END
+$$;
+
+-- Schedules and leases up to max_messages messages of a queue, in the queue's turn.
+--
+-- Called by message_dequeue, whose settings hold here, and which has checked the arguments; wrote says whether its
+-- caller had written anything before. Returns what that returns.
+--
+-- Scheduling (Goyal, Vin, Cheng: Start-time Fair Queueing, 1996). Each active channel has a lane with a start tag. The
+-- next message comes from the lowest tag, ties from the lane that became ready first; serving it moves the tag on by
+-- cost / weight. A channel that becomes active starts at max(its own tag, virtual time). A channel at a limit is not
+-- active: its lane is not looked at until its time has come or a signal says that there is room (lane_due).
+--
+-- Three statements below serve, each of them a whole batch, exactly as single dequeues in a row would: what was
+-- scheduled ahead, because much is waiting (plan); the first messages of as many lanes, in the simple case; and all
+-- that lanes can have. Where there is a plan, its next message and the lane with the lowest tag compete like two
+-- lanes.
+--
+-- Locks: the queue's turn until the end of the transaction, so that one dequeue at a time schedules a queue: its
+-- order, and with it every limit, is exact whatever the number of workers. Then the messages that it leases; a message
+-- that somebody else holds is passed over.
+CREATE FUNCTION scheduler_serve(
+    queue text, max_messages integer, lease_seconds double precision, worker text, wrote boolean
+) RETURNS TABLE (
+    id bigint, channel text, attempt integer, payload jsonb, body bytea, state jsonb, error text,
+    dequeue_at bigint, cost double precision, created_at timestamptz, leased_until timestamptz,
+    key text, forgiven integer, first_leased_at timestamptz
+)
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_queue CONSTANT text := $1;
+    v_worker CONSTANT text := $4;
+    -- How much news one call takes in before it serves: in proportion to what it serves.
+    v_news integer := 64 + 4 * max_messages;
+    v_want integer := max_messages;
+    v_demand integer := max_messages;
+    v_lanes integer := max_messages;
+    v_clock timestamptz;
+    v_now bigint;
+    v_until timestamptz;
+    v_got integer;
+    v_rounds integer := 0;
+    v_rebuild boolean := false;
+    v_uncounted boolean := false;
+    v_reclaim boolean;
+    v_simple boolean := true;
+    v_written boolean := true;
+    v_turned boolean := false;
+    -- Where there is a plan: its next message, and how often it had to wait for lanes.
+    v_bound_tag bigint;
+    v_bound_since bigint;
+    v_lane_tag bigint;
+    v_lane_since bigint;
+    v_stretches integer := 0;
+    r record;
+BEGIN
+    IF NOT scheduler_turn(v_queue, false, wrote) THEN
         RETURN;
     END IF;
     v_clock := clock();
@@ -2136,1366 +3613,11 @@ BEGIN
 END
 $$;
 
-REVOKE EXECUTE ON FUNCTION message_dequeue FROM PUBLIC;
-
--- Trigger function of message_edited: refuses what can't be, and that a leased message goes to another channel, as what
--- a channel's limits count stays in the channel until it is over.
---
--- Takes no lock.
-CREATE FUNCTION message_edit() RETURNS trigger
-LANGUAGE plpgsql
-SET search_path FROM CURRENT
-AS $$
-BEGIN
-    IF OLD.leased_until IS NOT NULL AND (OLD.queue <> NEW.queue OR OLD.channel <> NEW.channel) THEN
-        RAISE object_in_use USING
-            MESSAGE = format('message %s is leased until %s and can''t be moved to channel %L of queue %L',
-                OLD.id, OLD.leased_until, NEW.channel, NEW.queue),
-            HINT = 'Wait until its lease has ended, or cancel it and enqueue it there.';
-    END IF;
-    IF NOT message_valid(NEW.queue, NEW.channel, NEW.key, NEW.payload, NEW.body, NEW.cost, NEW.max_attempts, NEW.backoff)
-    THEN
-        PERFORM message_refuse(NEW.queue, NEW.channel, NEW.key, NEW.payload, NEW.body, NEW.cost, NEW.max_attempts,
-            NEW.backoff);
-    END IF;
-    RETURN NULL;
-END
-$$;
-
--- How messages ended: one row for each of ids, in the order given, that is neither ready nor leased any more.
---
--- Called by who waits for messages. The outcome is that of the last row in history; 'dead' also where the queue keeps
--- no history; and null where nothing is known: no history is kept, or no longer, or there never was such a message.
--- Takes no lock.
-CREATE FUNCTION message_ending(ids bigint[])
-RETURNS TABLE (id bigint, outcome text, attempt integer, error text, finished_at timestamptz)
--- Stable: all statements see the same moment, so no message falls between them.
-LANGUAGE plpgsql STABLE SECURITY DEFINER
-SET search_path FROM CURRENT
-SET plan_cache_mode = force_generic_plan
-SET jit = off
-SET enable_seqscan = off
-SET enable_bitmapscan = off
-AS $$
-#variable_conflict use_column
-DECLARE
-    v_gone bigint[];
-BEGIN
-    IF ids IS NULL THEN
-        RAISE invalid_parameter_value USING MESSAGE = 'ids must be a list of message ids, not null';
-    END IF;
-    -- By themselves, because who waits asks often, and history has many partitions.
-    v_gone := ARRAY(
-        SELECT l.id FROM unnest(ids) WITH ORDINALITY AS l (id, n)
-        WHERE (SELECT m.id FROM message m WHERE m.id = l.id) IS NULL
-        ORDER BY l.n);
-    IF v_gone = '{}' THEN
-        RETURN;
-    END IF;
-    RETURN QUERY
-    SELECT l.id, coalesce(h.outcome, d.outcome), coalesce(h.attempt, d.attempt), coalesce(h.error, d.error),
-        coalesce(h.finished_at, d.died_at)
-    FROM unnest(v_gone) WITH ORDINALITY AS l (id, n)
-    LEFT JOIN LATERAL (
-        SELECT h.outcome, h.attempt, h.error, h.finished_at
-        FROM history h
-        WHERE h.message_id = l.id
-        ORDER BY h.finished_at DESC
-        LIMIT 1) h ON true
-    LEFT JOIN LATERAL (
-        SELECT 'dead' AS outcome, d.attempt, d.error, d.died_at
-        FROM dead_message d
-        WHERE d.id = l.id AND h.outcome IS NULL) d ON true
-    ORDER BY l.n;
-END
-$$;
-
-REVOKE EXECUTE ON FUNCTION message_ending FROM PUBLIC;
-
--- Enqueues a message with a key unless one is live already, and returns the id of the live one.
---
--- Called by message_create and message_create_many. With replaces false a live message stays as it is. With
--- replaces true a ready one takes on the new contents and starts anew: no error, no saved state, all its attempts; it
--- keeps its id, and its place in the channel unless dequeue_at says another (so a message that is replaced again and
--- again is served in its turn), but is not put off any longer. A leased one loses its key and goes its way, and the
--- new message is inserted beside it: what is running may have read the old contents, so nothing is lost.
--- A new message gets new_id where one is given, and is due from now_ms on unless dequeue_at says another time.
--- Locks: see message_create. Whoever enters several keys in one statement does it in the order of keys.
-CREATE FUNCTION message_enter(
-    new_id bigint, now_ms bigint, queue text, channel text, key text, payload jsonb, body bytea, dequeue_at bigint,
-    cost double precision, max_attempts integer, backoff double precision, replaces boolean
-) RETURNS bigint
-LANGUAGE plpgsql
-SET search_path FROM CURRENT
-SET plan_cache_mode = force_generic_plan
-SET enable_seqscan = off
-SET enable_bitmapscan = off
-AS $$
-#variable_conflict use_column
-DECLARE
-    v_queue CONSTANT text := $3;
-    v_channel CONSTANT text := $4;
-    v_key CONSTANT text := $5;
-    v_id bigint;
-    v_leased boolean;
-BEGIN
-    new_id := coalesce(new_id, nextval(pg_get_serial_sequence('message', 'id')));
-    -- Each round sees what was committed before it. A higher isolation level raises serialization_failure instead
-    -- where that is what its snapshot doesn't have.
-    LOOP
-        IF replaces THEN
-            SELECT m.id, is_leased(m.leased_until) INTO v_id, v_leased
-            FROM message m
-            WHERE m.queue = v_queue AND m.channel = v_channel AND m.key = v_key
-            FOR NO KEY UPDATE;
-            IF v_leased THEN
-                UPDATE message m SET key = NULL WHERE m.id = v_id;
-            ELSIF FOUND THEN
-                UPDATE message m
-                SET payload = $6, body = $7, dequeue_at = coalesce($8, least(m.dequeue_at, now_ms)), cost = $9,
-                    max_attempts = $10, backoff = $11, forgiven = m.attempt, state = NULL, error = NULL
-                WHERE m.id = v_id;
-                RETURN v_id;
-            END IF;
-        END IF;
-        INSERT INTO message AS m (id, queue, channel, key, payload, body, dequeue_at, cost, max_attempts, backoff)
-        OVERRIDING SYSTEM VALUE
-        VALUES (new_id, v_queue, v_channel, v_key, $6, $7, coalesce($8, now_ms), $9, $10, $11)
-        ON CONFLICT (queue, channel, key) WHERE key IS NOT NULL DO NOTHING
-        RETURNING m.id INTO v_id;
-        IF FOUND THEN
-            RETURN v_id;
-        ELSIF NOT replaces THEN
-            SELECT m.id INTO v_id FROM message m
-            WHERE m.queue = v_queue AND m.channel = v_channel AND m.key = v_key;
-            IF FOUND THEN
-                RETURN v_id;
-            END IF;
-        END IF;
-    END LOOP;
-END
-$$;
-
--- Ends leases whose work failed: the messages go back into their channels to be tried again, or are dead.
---
--- Called by workers. Returns for each lease, in the order given, 'failed', 'dead', 'stale' or 'not_found'. The error is
--- kept with the message. Dead is what has used up its attempts, or is not to be tried again (retry => false): it goes
--- to dead_message. Without delay_seconds the delay is exponential, backoff * 2^(failures - 1) and at most the queue's
--- max_backoff, times a random factor of 0.5 to 1 that keeps messages which failed together from coming back together
--- ("equal jitter": Brooker, Exponential Backoff And Jitter, AWS Architecture Blog 2015). With no delay a message keeps
--- its place in the channel.
--- Locks: the messages, in the order of ids, until the end of the transaction. The triggers signal the channels.
-CREATE FUNCTION message_fail(
-    ids bigint[], attempts integer[], error text DEFAULT NULL, delay_seconds double precision DEFAULT NULL,
-    retry boolean DEFAULT true
-) RETURNS TABLE (id bigint, result text)
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path FROM CURRENT
-SET plan_cache_mode = force_generic_plan
-SET jit = off
-SET enable_seqscan = off
-SET enable_bitmapscan = off
-SET enable_hashjoin = off
-SET enable_mergejoin = off
-AS $$
-#variable_conflict use_column
-DECLARE
-    v_error CONSTANT text := $3;
-    v_done bigint[];
-    v_attempts integer[];
-    v_dead bigint[];
-BEGIN
-    IF delay_seconds IS NOT NULL THEN
-        PERFORM check_seconds('delay_seconds', delay_seconds, 0);
-    END IF;
-    IF retry IS NULL THEN
-        RAISE invalid_parameter_value USING MESSAGE = 'retry must be true or false, not null';
-    END IF;
-    WITH lease AS MATERIALIZED (
-        SELECT DISTINCT l.id, l.attempt FROM lease_list(ids, attempts) l ORDER BY l.id
-    ), held AS MATERIALIZED (
-        SELECT m.id, m.attempt, m.queue, m.backoff, m.max_attempts, m.attempt::bigint - m.forgiven AS failures
-        FROM lease l JOIN message m ON m.id = l.id
-        WHERE m.attempt = l.attempt AND is_leased(m.leased_until)
-        FOR UPDATE OF m
-    ), policy AS MATERIALIZED (
-        SELECT h.id, h.attempt, NOT retry OR h.failures >= coalesce(h.max_attempts, q.max_attempts, 20) AS is_dead,
-            -- 2^60 seconds are beyond every max_backoff already, and no overflow.
-            coalesce(delay_seconds, (0.5 + random() / 2) * least(coalesce(q.max_backoff, 3600),
-                coalesce(h.backoff, q.backoff, 1) * power(2, least(greatest(h.failures - 1, 0), 60)))) AS delay
-        FROM held h LEFT JOIN queue q ON q.name = h.queue
-    ), retried AS (
-        UPDATE message m
-        SET leased_until = NULL, error = v_error, dequeue_at = CASE WHEN p.delay = 0 THEN m.dequeue_at
-            ELSE unix_ms(clock() + make_interval(secs => p.delay)) END
-        FROM policy p
-        WHERE m.id = p.id AND NOT p.is_dead
-    )
-    SELECT array_agg(p.id), array_agg(p.attempt), array_agg(p.id) FILTER (WHERE p.is_dead)
-    INTO v_done, v_attempts, v_dead
-    FROM policy p;
-
-    IF v_dead IS NOT NULL THEN
-        PERFORM message_finish(v_dead, 'dead', v_error);
-    END IF;
-    RETURN QUERY SELECT * FROM lease_results(ids, attempts, v_done, v_attempts, 'failed', v_dead);
-END
-$$;
-
-REVOKE EXECUTE ON FUNCTION message_fail FROM PUBLIC;
-
--- Takes messages out of the queue for good, other than by completion, and writes what became of them.
---
--- Called by message_cancel ('cancelled'), by message_fail and scheduler_reclaim ('dead'), and when a message has no
--- room in its channel ('dropped'). Where an error is given, it stands instead of the messages' own. Dead messages go to
--- dead_message. What was dropped is always written to history, the rest unless the queue's history_days is 0.
--- Locks: the messages it deletes, in the order of ids, until the end of the transaction.
---
--- Returns the ids of the messages that it deleted.
-CREATE FUNCTION message_finish(ids bigint[], outcome text, error text DEFAULT NULL) RETURNS bigint[]
-LANGUAGE plpgsql
-SET search_path FROM CURRENT
-SET plan_cache_mode = force_generic_plan
-SET jit = off
-SET enable_seqscan = off
-SET enable_bitmapscan = off
-SET enable_hashjoin = off
-SET enable_mergejoin = off
-AS $$
-#variable_conflict use_column
-DECLARE
-    v_outcome CONSTANT text := $2;
-    v_error CONSTANT text := $3;
-    v_gone bigint[];
-BEGIN
-    WITH named AS MATERIALIZED (
-        SELECT l.id FROM unnest(ids) AS l (id) ORDER BY l.id
-    ), gone AS (
-        DELETE FROM message m USING named l WHERE m.id = l.id
-        RETURNING m.*, coalesce(v_error, m.error) AS last_error
-    ), buried AS (
-        INSERT INTO dead_message (id, queue, channel, key, payload, body, cost, max_attempts, backoff, attempt, worker,
-            state, error, created_at, first_leased_at)
-        SELECT g.id, g.queue, g.channel, g.key, g.payload, g.body, g.cost, g.max_attempts, g.backoff, g.attempt,
-            g.worker, g.state, g.last_error, g.created_at, g.first_leased_at
-        FROM gone g
-        WHERE v_outcome = 'dead'
-        -- Only where somebody has chosen an id that was taken: the dead letter that is there stays, and nothing stops.
-        ON CONFLICT ON CONSTRAINT dead_message_pkey DO NOTHING
-    ), written AS (
-        INSERT INTO history (message_id, queue, channel, key, outcome, attempt, cost, error, worker, dequeue_at,
-            created_at, first_leased_at, leased_at)
-        SELECT g.id, g.queue, g.channel, g.key, v_outcome, g.attempt, g.cost, g.last_error, g.worker, g.dequeue_at,
-            g.created_at, g.first_leased_at, g.leased_at
-        FROM gone g
-        WHERE v_outcome = 'dropped'
-            OR g.queue <> ALL (ARRAY(SELECT q.name FROM queue q WHERE q.history_days = 0))
-    )
-    SELECT array_agg(g.id) INTO v_gone FROM gone g;
-
-    RETURN coalesce(v_gone, '{}');
-END
-$$;
-
-REVOKE EXECUTE ON FUNCTION message_finish FROM PUBLIC;
-
--- Extends leases to lease_seconds from now; never shortens one.
---
--- Called by workers while they work. Returns for each lease, in the order given, 'extended', 'busy' (its completion
--- or another act on it is under way in an open transaction), 'stale' or 'not_found' (completed or cancelled).
--- A lease that ran out is still extended when nobody has taken the message back.
--- Locks: the messages it updates, until the end of the transaction. It waits for nobody.
-CREATE FUNCTION message_heartbeat(
-    ids bigint[], attempts integer[], lease_seconds double precision DEFAULT 30
-) RETURNS TABLE (id bigint, result text)
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path FROM CURRENT
-SET plan_cache_mode = force_generic_plan
-SET jit = off
-SET enable_seqscan = off
-SET enable_bitmapscan = off
-SET enable_hashjoin = off
-SET enable_mergejoin = off
-AS $$
-#variable_conflict use_column
-DECLARE
-    v_known bigint[];
-    v_done bigint[];
-    v_attempts integer[];
-BEGIN
-    PERFORM check_seconds('lease_seconds', lease_seconds, 0.001);
-    WITH lease AS MATERIALIZED (
-        SELECT * FROM lease_list(ids, attempts)
-    ), known AS MATERIALIZED (
-        SELECT m.id
-        FROM lease l JOIN message m ON m.id = l.id
-        WHERE m.attempt = l.attempt AND is_leased(m.leased_until)
-    ), held AS MATERIALIZED (
-        SELECT m.id
-        FROM lease l JOIN message m ON m.id = l.id
-        WHERE m.attempt = l.attempt AND is_leased(m.leased_until)
-        FOR NO KEY UPDATE OF m SKIP LOCKED
-    ), done AS (
-        UPDATE message m
-        SET leased_until = greatest(m.leased_until, clock() + make_interval(secs => lease_seconds))
-        FROM held h
-        WHERE m.id = h.id
-        RETURNING m.id, m.attempt
-    )
-    SELECT (SELECT array_agg(k.id) FROM known k), array_agg(d.id), array_agg(d.attempt)
-    INTO v_known, v_done, v_attempts
-    FROM done d;
-
-    RETURN QUERY
-    SELECT r.id, CASE WHEN r.result = 'stale' AND r.id = ANY (v_known) THEN 'busy' ELSE r.result END
-    FROM lease_results(ids, attempts, v_done, v_attempts, 'extended') r;
-END
-$$;
-
-REVOKE EXECUTE ON FUNCTION message_heartbeat FROM PUBLIC;
-
--- Puts dead letters back into their channels, with all their attempts before them.
---
--- Called by operators: with ids for some, with a queue and a channel for those of a channel, with a queue for all of
--- it. A message keeps its id, its state, its last error, and its attempt, which is the fence: whoever still works on an
--- old lease of it stays 'stale'. Returns for each, in the order given or of ids, 'redriven', 'not_found', or
--- 'duplicate', where it stays dead because a live message of its channel has its key.
--- Locks: the dead letters, in the order of ids, until the end of the transaction; one that another call is putting back
--- is waited for and then 'not_found'. As any enqueue of a key, it waits for an open one of the same.
-CREATE FUNCTION message_redrive(ids bigint[] DEFAULT NULL, queue text DEFAULT NULL, channel text DEFAULT NULL)
-RETURNS TABLE (id bigint, result text)
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path FROM CURRENT
-SET plan_cache_mode = force_generic_plan
-SET jit = off
-SET enable_seqscan = off
-SET enable_bitmapscan = off
-AS $$
-#variable_conflict use_column
-DECLARE
-    v_ids bigint[] := $1;
-    v_queue CONSTANT text := $2;
-    v_channel CONSTANT text := $3;
-    v_found bigint[];
-    v_done bigint[];
-BEGIN
-    IF num_nonnulls(v_ids, v_queue) <> 1 THEN
-        RAISE invalid_parameter_value USING
-            MESSAGE = format('one of ids and queue must be given, not %s',
-                CASE WHEN v_queue IS NULL THEN 'none' ELSE 'both' END),
-            HINT = 'All dead letters of a queue: message_redrive(queue => ''default'').';
-    ELSIF v_channel IS NOT NULL AND v_queue IS NULL THEN
-        RAISE invalid_parameter_value USING MESSAGE = format('channel %L must be given with its queue', v_channel);
-    END IF;
-    IF v_channel IS NOT NULL THEN
-        v_ids := ARRAY(SELECT d.id FROM dead_message d
-            WHERE d.queue = v_queue AND d.channel = v_channel ORDER BY d.id);
-    ELSIF v_queue IS NOT NULL THEN
-        v_ids := ARRAY(SELECT d.id FROM dead_message d WHERE d.queue = v_queue ORDER BY d.id);
-    END IF;
-
-    WITH named AS MATERIALIZED (
-        SELECT DISTINCT l.id FROM unnest(v_ids) AS l (id) ORDER BY l.id
-    ), dead AS MATERIALIZED (
-        SELECT d.* FROM named n CROSS JOIN LATERAL (
-            SELECT d.* FROM dead_message d WHERE d.id = n.id FOR UPDATE) d
-    ), live AS (
-        INSERT INTO message (id, queue, channel, key, payload, body, dequeue_at, cost, max_attempts, backoff, attempt,
-            forgiven, first_leased_at, worker, state, error, created_at)
-        OVERRIDING SYSTEM VALUE
-        SELECT d.id, d.queue, d.channel, d.key, d.payload, d.body, unix_ms(clock()), d.cost, d.max_attempts, d.backoff,
-            d.attempt, d.attempt, d.first_leased_at, d.worker, d.state, d.error, d.created_at
-        FROM dead d
-        ORDER BY d.id
-        ON CONFLICT DO NOTHING
-        RETURNING message.id
-    ), gone AS (
-        DELETE FROM dead_message d USING live v WHERE d.id = v.id
-    )
-    SELECT array_agg(d.id), array_agg(v.id) FILTER (WHERE v.id IS NOT NULL) INTO v_found, v_done
-    FROM dead d LEFT JOIN live v ON v.id = d.id;
-
-    RETURN QUERY
-    SELECT l.id, CASE WHEN v.id IS NOT NULL THEN 'redriven' WHEN f.id IS NOT NULL THEN 'duplicate'
-        ELSE 'not_found' END
-    FROM unnest(v_ids) WITH ORDINALITY AS l (id, n)
-    LEFT JOIN unnest(v_found) AS f (id) ON f.id = l.id
-    LEFT JOIN unnest(v_done) AS v (id) ON v.id = l.id
-    ORDER BY l.n;
-END
-$$;
-
-REVOKE EXECUTE ON FUNCTION message_redrive FROM PUBLIC;
-
--- Until when a channel or queue is paused, in Unix milliseconds: null for not at all, 2^63-1 for until it is resumed.
---
--- Called by the scheduler's functions; takes no lock.
-CREATE FUNCTION paused_until(paused boolean, resume_at timestamptz) RETURNS bigint
-LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN CASE WHEN paused THEN coalesce(unix_ms(resume_at), 9223372036854775807) END;
-
--- How many messages in a row dequeues must have got, without coming up short, before any are scheduled ahead.
---
--- Called by message_dequeue; takes no lock. With fewer, planning costs more than it saves.
-CREATE FUNCTION plan_after() RETURNS integer
-LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN 256;
-
--- What the scheduler keeps, compared with the rows that it was derived from: one row a difference, none when all is well.
---
--- Called by operators, on a live queue as well: it is one statement, so it sees one moment, and whatever dequeues and
--- users do, they do in transactions that keep both sides equal, counting the signals that are still to be folded.
--- Takes no lock. Reads everything that the scheduler keeps of the queue, and its leases; without a queue, of all.
-CREATE FUNCTION queue_check(name text DEFAULT NULL)
-RETURNS TABLE (queue text, channel text, problem text, expected text, found text)
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path FROM CURRENT
-SET jit = off
-AS $$
-#variable_conflict use_column
-DECLARE
-    v_queue CONSTANT text := $1;
-    v_now CONSTANT bigint := unix_ms(clock());
-BEGIN
-    RETURN QUERY
-    WITH RECURSIVE rotations AS MATERIALIZED (
-        SELECT r.* FROM rotation r WHERE v_queue IS NULL OR r.queue = v_queue
-    ), signals AS MATERIALIZED (
-        SELECT s.*, s.message_id IS NULL AND s.counted IS NULL AS is_policy
-        FROM signal s WHERE v_queue IS NULL OR s.queue = v_queue
-    ), news AS MATERIALIZED (
-        SELECT s.queue, s.channel, bool_or(s.is_policy) AS policy, bool_or(s.urgent) AS urgent
-        FROM signals s
-        GROUP BY s.queue, s.channel
-    ), lanes AS MATERIALIZED (
-        SELECT l.*, t.at, lane_due(t.at, l.head_at, l.paused_until, l.max_concurrency, l.running, l.release_interval, l.burst,
-            l.released_at) AS new_due,
-            q.queue IS NOT NULL OR coalesce(n.policy, false) AS has_policy_news,
-            q.queue IS NOT NULL OR coalesce(n.urgent, false) AS has_urgent_news
-        FROM lane l
-        LEFT JOIN news n ON n.queue = l.queue AND n.channel = l.channel
-        LEFT JOIN news q ON q.queue = l.queue AND q.channel IS NULL
-        -- A clock that was set back is for the next dequeue to see to.
-        CROSS JOIN LATERAL (
-            SELECT greatest(v_now, (SELECT max(r.clock) FROM rotations r WHERE r.queue = l.queue)) AS at) t
-        WHERE v_queue IS NULL OR l.queue = v_queue
-    ), planned AS MATERIALIZED (
-        SELECT p.queue, e.id, e.tag, e.since, e.channel, p.place + e.nth - 1 AS place,
-            k.queue IS NOT NULL AS is_taken
-        FROM plan p JOIN rotations r ON r.queue = p.queue
-        CROSS JOIN LATERAL unnest(p.ids, p.tags, p.sinces, p.channels) WITH ORDINALITY
-            AS e (id, tag, since, channel, nth)
-        LEFT JOIN (
-            SELECT k.queue, k.turn, x.id FROM taken k CROSS JOIN LATERAL unnest(k.ids) AS x (id)) k
-            ON k.queue = p.queue AND k.turn = r.turn AND k.id = e.id
-        WHERE p.place + e.nth - 1 > r.place
-    ), leases AS MATERIALIZED (
-        SELECT m.id, m.queue, m.channel, m.leased_until, m.attempt, m.counted
-        FROM message m WHERE m.leased_until IS NOT NULL AND (v_queue IS NULL OR m.queue = v_queue)
-    -- A place for each channel that has ready messages: the first of them.
-    ), walk AS (
-        (SELECT m.queue, m.channel, m.dequeue_at, m.id FROM message m
-         WHERE m.leased_until IS NULL AND (v_queue IS NULL OR m.queue = v_queue)
-         ORDER BY m.queue, m.channel, m.dequeue_at, m.id LIMIT 1)
-        UNION ALL
-        SELECT n.* FROM walk w CROSS JOIN LATERAL (
-            SELECT m.queue, m.channel, m.dequeue_at, m.id FROM message m
-            WHERE m.leased_until IS NULL AND (m.queue, m.channel) > (w.queue, w.channel)
-                AND (v_queue IS NULL OR m.queue = v_queue)
-            ORDER BY m.queue, m.channel, m.dequeue_at, m.id LIMIT 1) n
-    )
-    SELECT w.queue, w.channel, 'a ready message that no lane and no signal leads to',
-        format('message %s, due at %s', w.id, w.dequeue_at),
-        (SELECT format('the lane starts at %s, message %s', l.head_at, l.head_id) FROM lanes l
-         WHERE l.queue = w.queue AND l.channel = w.channel AND l.due IS NOT NULL LIMIT 1)
-    FROM walk w
-    WHERE NOT EXISTS (
-            SELECT FROM lanes l WHERE l.queue = w.queue AND l.channel = w.channel AND l.due IS NOT NULL
-                AND (l.head_at, l.head_id) <= (w.dequeue_at, w.id))
-        AND NOT EXISTS (SELECT FROM planned p WHERE p.queue = w.queue AND p.id = w.id AND NOT p.is_taken)
-        AND NOT EXISTS (
-            SELECT FROM signals s WHERE s.queue = w.queue
-                AND (s.channel IS NULL OR (s.channel = w.channel AND (s.dequeue_at, s.message_id) <= (w.dequeue_at, w.id))))
-    UNION ALL
-    SELECT p.queue, p.channel, 'a planned message that its lane is not behind', format('(%s, %s)', p.tag, p.since),
-        (SELECT format('(%s, %s)', l.tag, l.since) FROM lanes l WHERE l.queue = p.queue AND l.channel = p.channel LIMIT 1)
-    FROM planned p
-    WHERE NOT EXISTS (
-        SELECT FROM lanes l WHERE l.queue = p.queue AND l.channel = p.channel AND l.since = p.since
-            AND l.tag > p.tag AND l.planned >= p.tag AND l.due IS NOT NULL)
-    UNION ALL
-    SELECT p.queue, p.channel, 'a planned message beyond the end of the plan', format('at most %s', r.planned),
-        p.place::text
-    FROM planned p JOIN rotations r ON r.queue = p.queue
-    WHERE p.place > r.planned
-    UNION ALL
-    SELECT p.queue, p.channel, 'a planned message that the rotation has passed',
-        format('beyond (%s, %s)', r.vtime, r.vsince), format('(%s, %s)', p.tag, p.since)
-    FROM planned p JOIN rotations r ON r.queue = p.queue
-    WHERE (p.tag, p.since) <= (r.vtime, r.vsince)
-    UNION ALL
-    SELECT k.queue, NULL, 'messages taken from the plan', format('in turn %s', r.turn), format('in turn %s', k.turn)
-    FROM taken k LEFT JOIN rotations r ON r.queue = k.queue
-    WHERE (v_queue IS NULL OR k.queue = v_queue) AND k.turn IS DISTINCT FROM r.turn
-    UNION ALL
-    SELECT s.queue, s.channel, 'a signal that no dequeue will read',
-        format('from %s on, or one of %s', CASE WHEN s.urgent THEN r.urgent_from ELSE r.news_from END,
-            CASE WHEN s.urgent THEN r.urgent_open ELSE r.news_open END), s.xid::text
-    FROM signals s JOIN rotations r ON r.queue = s.queue
-    WHERE CASE WHEN s.urgent THEN s.xid < r.urgent_from AND s.xid <> ALL (r.urgent_open)
-        ELSE s.xid < r.news_from AND s.xid <> ALL (r.news_open) END
-    UNION ALL
-    SELECT l.queue, l.channel, 'leases that count toward max_concurrency', coalesce(n.leases, 0)::text, l.running::text
-    FROM lanes l
-    LEFT JOIN (
-        SELECT l.queue, l.channel, count(*) AS leases
-        FROM lanes l
-        JOIN (SELECT e.queue, e.channel, e.counted FROM leases e
-              UNION ALL SELECT s.queue, s.channel, s.counted FROM signals s) e
-            ON e.queue = l.queue AND e.channel = l.channel AND e.counted >= l.counted_from
-        GROUP BY l.queue, l.channel) n ON n.queue = l.queue AND n.channel = l.channel
-    WHERE l.max_concurrency IS NOT NULL AND NOT l.has_policy_news AND coalesce(n.leases, 0) <> l.running
-    UNION ALL
-    SELECT e.queue, e.channel, 'counted leases of a channel without a lane', '0', count(*)::text
-    FROM leases e
-    LEFT JOIN channel c ON c.queue = e.queue AND c.name = e.channel
-    LEFT JOIN queue q ON q.name = e.queue
-    WHERE e.counted IS NOT NULL AND coalesce(c.max_concurrency, q.channel_max_concurrency) IS NOT NULL
-        AND NOT EXISTS (SELECT FROM lanes l WHERE l.queue = e.queue AND l.channel = e.channel)
-        AND NOT EXISTS (SELECT FROM news n
-            WHERE n.queue = e.queue AND n.policy AND coalesce(n.channel, e.channel) = e.channel)
-    GROUP BY e.queue, e.channel
-    UNION ALL
-    SELECT r.queue, NULL, 'leases that count toward max_concurrency', n.leases::text, r.running::text
-    FROM rotations r CROSS JOIN LATERAL (
-        SELECT (SELECT count(*) FROM leases e WHERE e.queue = r.queue AND e.counted >= r.counted_from)
-            + (SELECT count(*) FROM signals s WHERE s.queue = r.queue AND s.counted >= r.counted_from) AS leases) n
-    WHERE r.max_concurrency IS NOT NULL AND n.leases <> r.running
-        AND NOT EXISTS (SELECT FROM signals s WHERE s.queue = r.queue AND s.channel IS NULL)
-    UNION ALL
-    SELECT l.queue, l.channel, 'policy (weight, max_concurrency, release_interval, burst, paused_until)',
-        p.policy::text, (l.weight, l.max_concurrency, l.release_interval, l.burst, l.paused_until)::text
-    FROM lanes l
-    LEFT JOIN channel c ON c.queue = l.queue AND c.name = l.channel
-    LEFT JOIN queue q ON q.name = l.queue
-    CROSS JOIN LATERAL (
-        SELECT (coalesce(c.weight, q.channel_weight, 1::double precision),
-            coalesce(c.max_concurrency, q.channel_max_concurrency),
-            coalesce(c.release_interval_ms, q.channel_release_interval_ms, 0::bigint),
-            coalesce(c.burst, q.channel_burst, 1), paused_until(c.paused, c.resume_at)) AS policy) p
-    WHERE NOT l.has_policy_news
-        AND p.policy IS DISTINCT FROM (l.weight, l.max_concurrency, l.release_interval, l.burst, l.paused_until)
-    UNION ALL
-    SELECT r.queue, NULL, 'policy (max_concurrency, paused_until)',
-        (q.max_concurrency, paused_until(q.paused, q.resume_at))::text, (r.max_concurrency, r.paused_until)::text
-    FROM rotations r LEFT JOIN queue q ON q.name = r.queue
-    WHERE (q.max_concurrency, paused_until(q.paused, q.resume_at))
-            IS DISTINCT FROM (r.max_concurrency, r.paused_until)
-        AND NOT EXISTS (SELECT FROM signals s WHERE s.queue = r.queue AND s.channel IS NULL)
-    UNION ALL
-    SELECT l.queue, l.channel, 'a lane that waits for too long',
-        l.new_due::text, l.due::text
-    FROM lanes l
-    WHERE l.due > greatest(l.new_due, l.at) AND NOT l.has_urgent_news
-    UNION ALL
-    SELECT l.queue, l.channel, 'a ready lane that has to wait', l.new_due::text, l.due::text
-    FROM lanes l
-    WHERE l.due = 0 AND l.new_due <> 0 AND NOT l.has_urgent_news
-    UNION ALL
-    SELECT l.queue, l.channel, 'a release that is still to come',
-        format('at most %s', l.at + (l.burst - 1) * l.release_interval), l.released_at::text
-    FROM lanes l
-    WHERE l.released_at > l.at + (l.burst - 1) * l.release_interval AND NOT l.has_policy_news
-    UNION ALL
-    SELECT l.queue, l.channel, 'a count that is still to begin', format('at most %s', r.turn), l.counted_from::text
-    FROM (SELECT l.queue, l.channel, l.counted_from FROM lanes l
-          UNION ALL SELECT r.queue, NULL, r.counted_from FROM rotations r) l
-    JOIN rotations r ON r.queue = l.queue
-    WHERE l.counted_from > r.turn
-    UNION ALL
-    SELECT l.queue, l.channel, 'a ready lane that the rotation has passed',
-        format('beyond (%s, %s)', r.vtime, r.vsince), format('(%s, %s)', l.tag, l.since)
-    FROM lanes l JOIN rotations r ON r.queue = l.queue
-    WHERE l.due = 0 AND (l.tag, l.since) <= (r.vtime, r.vsince)
-    UNION ALL
-    SELECT l.queue, min(l.channel), 'lanes with one activation', '1', format('%s lanes with %s', count(*), l.since)
-    FROM lanes l
-    WHERE l.due = 0
-    GROUP BY l.queue, l.since HAVING count(*) > 1
-    UNION ALL
-    SELECT l.queue, l.channel, 'an activation that is still to come', format('at most %s', r.activations), l.since::text
-    FROM lanes l JOIN rotations r ON r.queue = l.queue
-    WHERE l.since > r.activations
-    UNION ALL
-    SELECT l.queue, l.channel, 'lanes of a channel', '1', count(*)::text
-    FROM lanes l
-    GROUP BY l.queue, l.channel HAVING count(*) > 1
-    UNION ALL
-    SELECT r.queue, NULL, 'rotations of a queue', '1', count(*)::text
-    FROM rotations r
-    GROUP BY r.queue HAVING count(*) > 1
-    UNION ALL
-    SELECT DISTINCT l.queue, NULL, 'rotations of a queue', '1', '0'
-    FROM lanes l
-    WHERE NOT EXISTS (SELECT FROM rotations r WHERE r.queue = l.queue)
-    UNION ALL
-    SELECT e.queue, e.channel, 'a lease below lease_floor', format('from %s on', r.lease_floor),
-        format('message %s until %s', e.id, e.leased_until)
-    FROM leases e LEFT JOIN rotations r ON r.queue = e.queue
-    WHERE r.queue IS NULL OR e.leased_until < r.lease_floor
-    UNION ALL
-    SELECT l.queue, l.channel, 'a lane below due_floor', format('from %s on', r.due_floor), l.due::text
-    FROM lanes l JOIN rotations r ON r.queue = l.queue
-    WHERE l.due <> 0 AND l.due < r.due_floor
-    UNION ALL
-    SELECT e.queue, e.channel, 'a lease without an attempt', 'message.attempt of 1 or more',
-        format('message %s with %s', e.id, e.attempt)
-    FROM leases e
-    WHERE e.attempt < 1;
-END
-$$;
-
-REVOKE EXECUTE ON FUNCTION queue_check FROM PUBLIC;
-
--- The key of the advisory lock that is the turn of a queue: of this schema, so that several have turns of their own.
---
--- Called by scheduler_turn, scheduler_take and scheduler_alone. Takes no lock itself.
-CREATE FUNCTION queue_key(queue text) RETURNS bigint
-LANGUAGE sql STABLE PARALLEL SAFE
-RETURN hashtextextended(current_schema() || '.' || queue, 720720);
-
--- Asks for a notification when the queue gets something to do; returns the name of the channel that it comes through.
---
--- Called by workers that are about to wait, in a session of their own; then they commit, dequeue once more, as something
--- may have come in between, and wait. Undone by queue_unlisten or the end of the session; once for each call.
--- Locks: a shared advisory lock of the session, for which nobody waits. It says to queue_notify that somebody listens:
--- while all workers are busy, enqueueing notifies nobody, and costs nobody the lock on the whole database that
--- PostgreSQL takes when a transaction commits that has notified.
-CREATE FUNCTION queue_listen(queue text) RETURNS text
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path FROM CURRENT
-AS $$
-DECLARE
-    v_wake CONSTANT bigint := queue_wake(queue);
-    v_channel CONSTANT text := 'fairqueue_' || to_hex(v_wake);
-BEGIN
-    IF queue IS NULL THEN
-        RAISE invalid_parameter_value USING MESSAGE = 'queue must be a name, not null';
-    END IF;
-    EXECUTE format('LISTEN %I', v_channel);
-    PERFORM pg_advisory_lock_shared(v_wake);
-    RETURN v_channel;
-END
-$$;
-
-REVOKE EXECUTE ON FUNCTION queue_listen FROM PUBLIC;
-
--- Wakes the workers that wait for work in a queue, when the caller's transaction commits. While nobody waits it does
--- nothing, and is true.
---
--- Called by the triggers that signal work: message_arrive, signal_moved, signal_channel, signal_queue.
--- Locks: for a moment the advisory lock that waiting workers share; it is only tried. If they have it, the commit takes
--- PostgreSQL's lock for notifications, which others that notify in this database wait for.
-CREATE FUNCTION queue_notify(queue text) RETURNS boolean
-LANGUAGE sql VOLATILE
-RETURN CASE WHEN pg_try_advisory_lock(queue_wake(queue)) THEN pg_advisory_unlock(queue_wake(queue))
-    ELSE pg_notify('fairqueue_' || to_hex(queue_wake(queue)), '') IS NULL END;
-
-REVOKE EXECUTE ON FUNCTION queue_notify FROM PUBLIC;
-
--- Derives everything that the scheduler keeps of a queue anew, whatever it was: afterwards queue_check finds nothing.
---
--- Called by operators, in a READ COMMITTED transaction that commits at once; safe on a live queue. Nothing is lost but,
--- where the lanes themselves were damaged, whom the rotation owes.
--- Locks: the turn of the queue, until the end of the transaction; then as scheduler_rebuild.
-CREATE FUNCTION queue_repair(name text DEFAULT 'default') RETURNS void
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path FROM CURRENT
-SET jit = off
-AS $$
-#variable_conflict use_column
-DECLARE
-    v_queue CONSTANT text := $1;
-    v_now CONSTANT bigint := unix_ms(clock());
-    r rotation%ROWTYPE;
-BEGIN
-    IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
-        RAISE active_sql_transaction USING
-            MESSAGE = format('queue_repair needs READ COMMITTED, this transaction is %s',
-                upper(current_setting('transaction_isolation'))),
-            HINT = 'Repair in a short transaction of its own.';
-    END IF;
-    IF NOT scheduler_turn(v_queue) THEN
-        RAISE lock_not_available USING
-            MESSAGE = format('queue %L is being dequeued from', v_queue),
-            HINT = 'Repair in a transaction of its own, which has written nothing before; then it waits for its turn.';
-    END IF;
-    SELECT t.* INTO r FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
-    IF NOT FOUND THEN
-        INSERT INTO rotation AS t
-        SELECT v_queue, 0, coalesce(min(l.tag) FILTER (WHERE l.due = 0), max(l.tag), 0), 0, 0, '0', '{}', '0', '{}',
-            'infinity', 9223372036854775807, -1, '', NULL, NULL, 0, 0, v_now, 0, 0, 0, 0, plan_after()
-        FROM lane l WHERE l.queue = v_queue
-        RETURNING t.* INTO r;
-    END IF;
-    IF EXISTS (SELECT FROM taken k WHERE k.queue = v_queue AND k.turn = r.turn) THEN
-        SELECT s.vtime, s.vsince, s.place INTO r.vtime, r.vsince, r.place
-        FROM scheduler_settle(v_queue, r.turn, r.vtime, r.vsince, r.place) s;
-    END IF;
-    DELETE FROM taken k WHERE k.queue = v_queue;
-    -- Beyond every turn that is named anywhere, so that nothing that was counted before counts.
-    r.turn := greatest(r.turn,
-        1 + (SELECT max(l.counted_from) FROM lane l WHERE l.queue = v_queue),
-        1 + (SELECT max(m.counted) FROM message m WHERE m.queue = v_queue AND m.leased_until IS NOT NULL),
-        1 + (SELECT max(s.counted) FROM signal s WHERE s.queue = v_queue));
-    DELETE FROM rotation t WHERE t.queue = v_queue
-        AND t.turn < (SELECT max(x.turn) FROM rotation x WHERE x.queue = v_queue);
-    DELETE FROM lane l USING lane k
-    WHERE l.queue = v_queue AND k.queue = v_queue AND k.channel = l.channel AND (k.tag, k.ctid) > (l.tag, l.ctid);
-    SELECT greatest(r.activations, r.vsince, max(l.since)) INTO r.activations FROM lane l WHERE l.queue = v_queue;
-
-    SELECT b.activations, b.due_floor, b.lease_floor, b.max_concurrency, b.paused_until, b.running
-    INTO r.activations, r.due_floor, r.lease_floor, r.max_concurrency, r.paused_until, r.running
-    FROM scheduler_rebuild(v_queue, r.turn, r.vtime, v_now, r.activations) b;
-    UPDATE rotation t
-    SET turn = r.turn + 1, activations = r.activations, due_floor = r.due_floor, lease_floor = r.lease_floor,
-        max_concurrency = r.max_concurrency, paused_until = r.paused_until, running = r.running,
-        counted_from = r.turn, clock = v_now, idle_floor = -1, swept = '', planned = t.place, ahead = 0,
-        plan_at = plan_after(),
-        -- All signals are to be read again, whatever they say.
-        news_from = '0', news_open = '{}', urgent_from = '0', urgent_open = '{}'
-    WHERE t.queue = v_queue;
-END
-$$;
-
-REVOKE EXECUTE ON FUNCTION queue_repair FROM PUBLIC;
-
--- Sets the policy of a queue, creating its row where there is none. A parameter that is null, as it is when left out,
--- leaves what is there.
---
--- Called by operators. Takes effect at the next dequeue (trigger queue_changed). With paused => true nothing is served
--- until resume_at, or, without that, until paused => false. Limits are lifted by UPDATE queue SET ... = NULL; DELETE
--- brings back all defaults.
--- Locks: the row of the queue, until the end of the transaction. The scheduler only reads it.
-CREATE FUNCTION queue_set(
-    name text, max_concurrency integer DEFAULT NULL, paused boolean DEFAULT NULL, resume_at timestamptz DEFAULT NULL,
-    max_attempts integer DEFAULT NULL, backoff double precision DEFAULT NULL,
-    max_backoff double precision DEFAULT NULL, history_days integer DEFAULT NULL,
-    channel_weight double precision DEFAULT NULL, channel_max_concurrency integer DEFAULT NULL,
-    channel_release_interval_ms bigint DEFAULT NULL, channel_burst integer DEFAULT NULL,
-    channel_max_size integer DEFAULT NULL, channel_overflow text DEFAULT NULL
-) RETURNS void
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path FROM CURRENT
-AS $$
-#variable_conflict use_variable
-BEGIN
-    PERFORM check_pause(paused, resume_at);
-    -- In two steps, so that a new row has the defaults of the table.
-    INSERT INTO queue (name) VALUES (name) ON CONFLICT ON CONSTRAINT queue_pkey DO NOTHING;
-    UPDATE queue q
-    SET max_concurrency = coalesce(max_concurrency, q.max_concurrency),
-        paused = coalesce(paused, q.paused),
-        resume_at = CASE WHEN paused IS NULL THEN q.resume_at ELSE resume_at END,
-        max_attempts = coalesce(max_attempts, q.max_attempts),
-        backoff = coalesce(backoff, q.backoff),
-        max_backoff = coalesce(max_backoff, q.max_backoff),
-        history_days = coalesce(history_days, q.history_days),
-        channel_weight = coalesce(channel_weight, q.channel_weight),
-        channel_max_concurrency = coalesce(channel_max_concurrency, q.channel_max_concurrency),
-        channel_release_interval_ms = coalesce(channel_release_interval_ms, q.channel_release_interval_ms),
-        channel_burst = coalesce(channel_burst, q.channel_burst),
-        channel_max_size = coalesce(channel_max_size, q.channel_max_size),
-        channel_overflow = coalesce(channel_overflow, q.channel_overflow)
-    WHERE q.name = queue_set.name;
-END
-$$;
-
-REVOKE EXECUTE ON FUNCTION queue_set FROM PUBLIC;
-
--- Takes back one queue_listen: this session needs no notification for now. It goes on to LISTEN, so that asking again
--- is cheap; it hears what others have asked for.
---
--- Called by workers that have been woken. False: there was no queue_listen to take back.
--- Locks: releases the advisory lock of the session that queue_listen took.
-CREATE FUNCTION queue_unlisten(queue text) RETURNS boolean
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path FROM CURRENT
-SET client_min_messages = error
-AS $$
-BEGIN
-    RETURN pg_advisory_unlock_shared(queue_wake(queue));
-END
-$$;
-
-REVOKE EXECUTE ON FUNCTION queue_unlisten FROM PUBLIC;
-
--- Brings the lanes of some channels up to date with what is known of these.
---
--- Called by scheduler_fold, scheduler_sweep and scheduler_rebuild, within the turn. For each channel: (ats[i], ids[i])
--- is a place from which on there may be ready messages, or null; ended[i] is how many counted leases have ended;
--- running[i], where it isn't null, is how many there are, counted anew in this turn. The policy is read again each time.
--- With rebuild, the place is that of the first ready message, and null says that there is none.
---
--- A channel that becomes active starts at max(its own tag, vtime): neither a pause nor a new name gains anything.
--- Locks: the lanes it changes; nobody else writes lanes while the turn is held.
---
--- Returns the number of activations so far, the earliest time at which one of the lanes that now wait is due, and whether
--- a max_concurrency was taken over whose leases nobody counted: the signal that has them counted may have been committed
--- after signals were read.
-CREATE FUNCTION scheduler_activate(
-    queue text, turn bigint, vtime bigint, now_ms bigint,
-    channels text[], ats bigint[], ids bigint[], ended integer[], running integer[], rebuild boolean,
-    INOUT activations bigint, OUT due_floor bigint, OUT uncounted boolean
-)
-LANGUAGE plpgsql
-SET search_path FROM CURRENT
-SET plan_cache_mode = force_generic_plan
-SET jit = off
-SET enable_seqscan = off
-SET enable_hashjoin = off
-SET enable_mergejoin = off
-AS $$
-#variable_conflict use_column
-DECLARE
-    v_queue CONSTANT text := $1;
-    v_turn CONSTANT bigint := $2;
-    v_vtime CONSTANT bigint := $3;
-    v_activations CONSTANT bigint := $11;
-BEGIN
-    -- Before what is planned of a channel: then the plan is no longer the order.
-    IF (SELECT t.planned > t.place FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1)
-        AND EXISTS (
-            SELECT FROM unnest(channels, ats, ids) AS n (channel, at, id)
-            CROSS JOIN LATERAL (
-                SELECT l.* FROM lane l
-                WHERE l.queue = v_queue AND l.channel = n.channel
-                ORDER BY l.tag DESC LIMIT 1) l
-            WHERE l.planned >= v_vtime AND (n.at, n.id) < (l.head_at, l.head_id))
-    THEN
-        PERFORM scheduler_unplan(v_queue);
-    END IF;
-
-    WITH known AS (
-        SELECT n.channel, n.at, n.id, n.ended, n.running AS counted,
-            l.row, l.due, l.tag, l.since, l.head_at, l.head_id, l.running, l.counted_from, l.released_at,
-            coalesce(c.weight, q.channel_weight, 1) AS weight,
-            coalesce(c.max_concurrency, q.channel_max_concurrency) AS max_concurrency,
-            coalesce(c.release_interval_ms, q.channel_release_interval_ms, 0) AS release_interval,
-            coalesce(c.burst, q.channel_burst, 1) AS burst,
-            paused_until(c.paused, c.resume_at) AS paused_until,
-            l.weight AS old_weight, l.max_concurrency AS old_max_concurrency, l.burst AS old_burst,
-            l.release_interval AS old_release_interval, l.paused_until AS old_paused_until
-        FROM (SELECT) AS one
-        LEFT JOIN queue q ON q.name = v_queue
-        CROSS JOIN unnest(channels, ats, ids, ended, running) AS n (channel, at, id, ended, running)
-        LEFT JOIN LATERAL (
-            SELECT l.ctid AS row, l.* FROM lane l
-            WHERE l.queue = v_queue AND l.channel = n.channel
-            ORDER BY l.tag DESC LIMIT 1) l ON true
-        LEFT JOIN channel c ON c.queue = v_queue AND c.name = n.channel
-    ), head AS (
-        SELECT k.*, rebuild OR (k.at IS NOT NULL AND (k.due IS NULL OR (k.at, k.id) < (k.head_at, k.head_id))) AS moves,
-            CASE WHEN k.max_concurrency IS NULL THEN 0
-                ELSE coalesce(k.counted, greatest(k.running - coalesce(k.ended, 0), 0), 0) END AS new_running
-        FROM known k
-    ), news AS (
-        SELECT h.*, CASE WHEN h.moves THEN h.at WHEN h.due IS NOT NULL THEN h.head_at END AS new_at,
-            CASE WHEN h.moves AND h.at IS NOT NULL THEN h.id ELSE coalesce(h.head_id, 0) END AS new_id
-        FROM head h
-        WHERE h.moves OR (h.row IS NULL AND h.new_running > 0) OR h.new_running <> h.running OR h.counted IS NOT NULL
-            OR h.weight <> h.old_weight OR h.release_interval <> h.old_release_interval OR h.burst <> h.old_burst
-            OR (h.row IS NOT NULL AND (h.max_concurrency IS DISTINCT FROM h.old_max_concurrency
-                OR h.paused_until IS DISTINCT FROM h.old_paused_until))
-    ), timed AS (
-        SELECT n.*, lane_due(now_ms, n.new_at, n.paused_until, n.max_concurrency, n.new_running, n.release_interval,
-            n.burst, coalesce(n.released_at, 0)) AS new_due
-        FROM news n
-        WHERE n.row IS NOT NULL OR n.new_at IS NOT NULL OR n.new_running > 0
-    ), wanted AS MATERIALIZED (
-        -- Rebuilding gives all ready lanes new numbers, in the order of the old ones.
-        SELECT t.*, t.new_due IS NOT DISTINCT FROM 0 AND (rebuild OR t.due IS DISTINCT FROM 0) AS becomes_ready,
-            row_number() OVER (ORDER BY CASE WHEN t.due = 0 THEN t.since END NULLS LAST, t.new_id) AS nth
-        FROM timed t
-    ), changed AS (
-        UPDATE lane l
-        SET due = w.new_due,
-            tag = CASE WHEN w.becomes_ready THEN greatest(l.tag, v_vtime) ELSE l.tag END,
-            since = CASE WHEN w.becomes_ready THEN v_activations + w.nth ELSE l.since END,
-            head_at = coalesce(w.new_at, l.head_at), head_id = w.new_id,
-            weight = w.weight, max_concurrency = w.max_concurrency, release_interval = w.release_interval,
-            burst = w.burst, paused_until = w.paused_until, running = w.new_running,
-            counted_from = CASE WHEN w.counted IS NULL THEN l.counted_from ELSE v_turn END,
-            released_at = least(l.released_at, now_ms + (w.burst - 1) * w.release_interval)
-        FROM wanted w
-        WHERE l.ctid = w.row
-    ), born AS (
-        INSERT INTO lane (queue, channel, due, tag, since, head_at, head_id, weight, max_concurrency, release_interval,
-            burst, paused_until, running, counted_from, released_at, planned)
-        SELECT v_queue, w.channel, w.new_due, v_vtime, CASE WHEN w.becomes_ready THEN v_activations + w.nth ELSE 0 END,
-            coalesce(w.new_at, 0), w.new_id, w.weight, w.max_concurrency, w.release_interval, w.burst, w.paused_until,
-            w.new_running, CASE WHEN w.counted IS NULL THEN 0 ELSE v_turn END, 0, -1
-        FROM wanted w
-        WHERE w.row IS NULL
-    )
-    SELECT v_activations + count(*), coalesce(min(w.new_due) FILTER (WHERE w.new_due > 0), 9223372036854775807),
-        coalesce(bool_or(w.max_concurrency IS NOT NULL AND w.old_max_concurrency IS NULL AND w.counted IS NULL), false)
-    INTO activations, due_floor, uncounted
-    FROM wanted w;
-END
-$$;
-
--- Whether nobody but the caller has a part in the turn of a queue. If so, the turn is the caller's alone.
---
--- Called by scheduler_take, which has a part in it, and gives it up again where this is true.
--- Locks: the turn of the queue, if it is free. It waits for nobody.
-CREATE FUNCTION scheduler_alone(queue text) RETURNS boolean
-LANGUAGE sql
-SET search_path FROM CURRENT
-AS $$
-    SELECT pg_try_advisory_xact_lock(queue_key(queue));
-$$;
-
--- Folds up to max_signals signals into lanes and deletes them: the urgent ones, or the others.
---
--- Called by message_dequeue, within the turn. horizon and open are rotation's: the signals that no fold has seen are
--- those of transactions from the horizon on and of those that were in progress below it. Reading just these, through
--- the index on the transaction id, a fold never walks over the signals of the past.
--- Locks: the signals it deletes, which nobody else deletes, and what scheduler_recount and scheduler_activate lock.
---
--- Returns the new horizon, the number of activations so far, the earliest time at which a lane that now waits is due,
--- whether one has a limit whose leases nobody counted (scheduler_activate), how many leases that the queue counted have
--- ended, whether the policy of the queue changed, and whether signals may be left.
-CREATE FUNCTION scheduler_fold(
-    queue text, is_urgent boolean, turn bigint, vtime bigint, now_ms bigint, max_signals integer, counted_from bigint,
-    INOUT horizon xid8, INOUT open xid8[], INOUT activations bigint,
-    OUT due_floor bigint, OUT uncounted boolean, OUT ended integer, OUT queue_changed boolean, OUT more boolean
-)
-LANGUAGE plpgsql
-SET search_path FROM CURRENT
-SET plan_cache_mode = force_generic_plan
-SET jit = off
-SET enable_seqscan = off
-SET enable_hashjoin = off
-SET enable_mergejoin = off
-AS $$
-#variable_conflict use_column
-DECLARE
-    v_queue CONSTANT text := $1;
-    v_turn CONSTANT bigint := $3;
-    v_counted_from CONSTANT bigint := $7;
-    v_from CONSTANT xid8 := $8;
-    v_open CONSTANT xid8[] := $9;
-    v_activations CONSTANT bigint := $10;
-    v_snapshot pg_snapshot;
-    v_folded integer;
-    v_late integer;
-    v_last xid8;
-    v_channels text[];
-    v_ats bigint[];
-    v_ids bigint[];
-    v_ended integer[];
-    v_changed boolean[];
-    v_running integer[];
-BEGIN
-    WITH late AS MATERIALIZED (
-        SELECT s.ctid AS row, s.channel, s.dequeue_at, s.message_id, s.counted, s.xid, true AS is_late
-        FROM signal s
-        WHERE s.queue = v_queue AND s.urgent = is_urgent AND s.xid = ANY (v_open) AND s.xid < v_from
-        LIMIT max_signals
-    ), fresh AS MATERIALIZED (
-        SELECT s.ctid AS row, s.channel, s.dequeue_at, s.message_id, s.counted, s.xid, false AS is_late
-        FROM signal s
-        WHERE s.queue = v_queue AND s.urgent = is_urgent AND s.xid >= v_from
-        ORDER BY s.xid
-        LIMIT max_signals
-    ), batch AS MATERIALIZED (
-        SELECT b.*, b.counted IS NOT NULL AND (b.message_id IS NULL OR b.dequeue_at IS NOT NULL OR coalesce((
-            SELECT coalesce(m.counted, -1) >= b.counted OR m.leased_until IS NULL
-            FROM message m WHERE m.id = b.message_id), true)) AS is_end
-        FROM (SELECT * FROM late UNION ALL SELECT * FROM fresh) b
-    ), gone AS (
-        DELETE FROM signal s USING batch b WHERE s.ctid = b.row
-    -- A lease that could not be marked when it was counted, and is still there: to be looked at again.
-    ), again AS (
-        INSERT INTO signal (queue, channel, message_id, counted, urgent)
-        SELECT v_queue, b.channel, b.message_id, b.counted, true
-        FROM batch b
-        WHERE b.counted IS NOT NULL AND NOT b.is_end
-    ), news AS (
-        SELECT b.channel, min(b.dequeue_at) AS at,
-            (array_agg(b.message_id ORDER BY b.dequeue_at, b.message_id))[1] AS id,
-            array_agg(b.counted) FILTER (WHERE b.is_end) AS ends,
-            bool_or(b.message_id IS NULL AND b.counted IS NULL) AS changed
-        FROM batch b
-        WHERE b.channel IS NOT NULL
-        GROUP BY b.channel
-    ), news_lists AS (
-        SELECT array_agg(n.channel) AS channels, array_agg(n.at) AS ats,
-            array_agg(CASE WHEN n.at IS NOT NULL THEN n.id END) AS ids, array_agg(e.ended) AS ended,
-            array_agg(n.changed) AS changed
-        FROM news n
-        CROSS JOIN LATERAL (
-            SELECT count(*)::integer AS ended
-            FROM unnest(n.ends) AS x
-            WHERE x >= (SELECT l.counted_from FROM lane l WHERE l.queue = v_queue AND l.channel = n.channel
-                ORDER BY l.tag DESC LIMIT 1)) e
-    ), counts AS (
-        SELECT count(*) FILTER (WHERE NOT b.is_late) AS folded, count(*) FILTER (WHERE b.is_late) AS late,
-            (array_agg(b.xid ORDER BY b.xid DESC))[1] AS last,
-            count(*) FILTER (WHERE b.is_end AND b.counted >= v_counted_from) AS ended,
-            coalesce(bool_or(b.channel IS NULL), false) AS queue_changed
-        FROM batch b
-    )
-    SELECT pg_current_snapshot(), c.folded, c.late, c.last, c.ended, c.queue_changed,
-        l.channels, l.ats, l.ids, l.ended, l.changed
-    INTO v_snapshot, v_folded, v_late, v_last, ended, queue_changed, v_channels, v_ats, v_ids, v_ended, v_changed
-    FROM counts c, news_lists l;
-
-    -- What was not visible to the statement above, and what it had no room for, is for the next fold. Its own
-    -- transaction is always among these: it may go on to enqueue before it commits.
-    more := v_folded = max_signals OR v_late = max_signals;
-    horizon := CASE WHEN v_folded = max_signals THEN v_last ELSE pg_snapshot_xmax(v_snapshot) END;
-    open := ARRAY(
-        SELECT x FROM pg_snapshot_xip(v_snapshot) AS x WHERE x < horizon
-        UNION
-        SELECT pg_current_xact_id()
-        UNION
-        SELECT x FROM unnest(v_open) AS x WHERE v_late = max_signals);
-    IF true = ANY (v_changed) THEN
-        PERFORM scheduler_unplan(v_queue);
-        SELECT r.running INTO v_running
-        FROM scheduler_recount(v_queue, v_turn, v_channels, v_changed, false, v_counted_from) r;
-    END IF;
-    SELECT a.activations, a.due_floor, a.uncounted INTO activations, due_floor, uncounted
-    FROM scheduler_activate(v_queue, coalesce(v_counted_from, v_turn), vtime, now_ms, v_channels, v_ats, v_ids,
-        v_ended, v_running, false,
-        v_activations) a;
-END
-$$;
-
--- Schedules up to max_messages messages of a queue ahead: finds their order and writes it to plan.
---
--- Called by message_dequeue, within the turn, where much is waiting and there is no plan: probing a channel and writing
--- its lane, which is most of what fairness costs, is then done once for several of its messages. Planned is only what
--- needs no second look when its time comes: messages of lanes without limits, and of each all but the last one that is
--- ready, so that the lane stays active. Nothing is planned where a lane would come up less than twice on average.
--- Locks: the lanes that it changes.
---
--- place is the last one that was served: the messages get those that follow. Returns how many were planned.
-CREATE FUNCTION scheduler_plan(
-    queue text, vtime bigint, vsince bigint, now_ms bigint, max_messages integer, place bigint
-) RETURNS integer
-LANGUAGE plpgsql
-SET search_path FROM CURRENT
-SET plan_cache_mode = force_generic_plan
-SET jit = off
-SET enable_seqscan = off
-SET enable_bitmapscan = off
-SET enable_hashjoin = off
-SET enable_mergejoin = off
-AS $$
-#variable_conflict use_column
-DECLARE
-    v_queue CONSTANT text := $1;
-    v_place CONSTANT bigint := $6;
-    v_planned integer;
-BEGIN
-    -- All of the plan before.
-    DELETE FROM plan p WHERE p.queue = v_queue AND p.place > v_place - 8192 AND p.place <= v_place;
-
-    WITH competing AS MATERIALIZED (
-        SELECT l.ctid AS lane, l.channel, l.tag, l.since, l.weight, l.head_at, l.head_id,
-            lane_step(1, l.weight)::double precision AS step,
-            l.max_concurrency IS NULL AND l.release_interval = 0 AS is_free
-        FROM lane l
-        WHERE l.queue = v_queue AND l.due = 0 AND (l.tag, l.since) > (vtime, vsince)
-        ORDER BY l.tag, l.since
-        LIMIT max_messages / 2 + 1
-    -- How many messages each may get, if all cost 1: as in message_dequeue.
-    ), levels AS (
-        SELECT c.*, (max_messages - count(*) OVER w + sum((c.tag - vtime) / c.step) OVER w)
-            / sum(1 / c.step) OVER w AS level
-        FROM competing c
-        WHERE (SELECT count(*) <= max_messages / 2 AND bool_and(k.is_free) FROM competing k)
-        WINDOW w AS (ORDER BY c.tag, c.since ROWS UNBOUNDED PRECEDING)
-    ), shares AS (
-        SELECT c.*, greatest(1, least(max_messages,
-            floor((min(c.level) OVER () - (c.tag - vtime)) / c.step + 0.000001) + 1))::integer AS share
-        FROM levels c
-    ), candidates AS MATERIALIZED (
-        SELECT s.lane, s.channel, s.since, s.share, m.row, m.id, m.step, row_number() OVER w AS nth,
-            s.tag + (sum(m.step) OVER w - m.step)::bigint AS start,
-            lead(m.dequeue_at) OVER w AS next_at, lead(m.id) OVER w AS next_id
-        FROM shares s
-        CROSS JOIN LATERAL (
-            SELECT m.ctid AS row, m.id, m.dequeue_at, lane_step(m.cost, s.weight) AS step
-            FROM message m
-            WHERE m.queue = v_queue AND m.channel = s.channel AND m.leased_until IS NULL
-                AND (m.dequeue_at, m.id) >= (s.head_at, s.head_id)
-            ORDER BY m.dequeue_at, m.id
-            LIMIT s.share + 1) m
-        WINDOW w AS (PARTITION BY s.since ORDER BY m.dequeue_at, m.id)
-    -- Up to where a lane may have more than was looked at.
-    ), planned AS MATERIALIZED (
-        SELECT c.*, row_number() OVER (ORDER BY c.start, c.since) AS place
-        FROM candidates c
-        WHERE c.next_at <= now_ms
-            AND c.start < coalesce((SELECT min(k.start) FROM candidates k WHERE k.nth > k.share), 9223372036854775807)
-        ORDER BY c.start, c.since
-        LIMIT max_messages
-    ), moves AS MATERIALIZED (
-        SELECT p.lane, sum(p.step)::bigint AS spent, max(p.start) AS last_tag, max(p.next_at) AS head_at,
-            (array_agg(p.next_id ORDER BY p.nth DESC))[1] AS head_id
-        FROM planned p
-        GROUP BY p.lane
-    ), written AS (
-        INSERT INTO plan (queue, place, rows, ids, tags, sinces, channels)
-        SELECT v_queue, v_place + min(p.place),
-            array_agg(p.row ORDER BY p.place), array_agg(p.id ORDER BY p.place), array_agg(p.start ORDER BY p.place),
-            array_agg(p.since ORDER BY p.place), array_agg(p.channel ORDER BY p.place)
-        FROM planned p
-        WHERE (SELECT count(*) FROM planned) >= 2 * (SELECT count(*) FROM moves)
-        -- Small enough that reading one costs little where a single message is wanted.
-        GROUP BY (p.place - 1) / 32
-        RETURNING cardinality(rows) AS messages
-    ), count AS MATERIALIZED (
-        SELECT coalesce(sum(w.messages), 0)::integer AS messages FROM written w
-    ), moved AS (
-        UPDATE lane l
-        SET tag = l.tag + v.spent, head_at = v.head_at, head_id = v.head_id, planned = v.last_tag
-        FROM moves v
-        WHERE l.ctid = v.lane AND (SELECT c.messages > 0 FROM count c)
-    )
-    SELECT c.messages INTO v_planned FROM count c;
-    RETURN v_planned;
-END
-$$;
-
--- Derives everything that the scheduler keeps for a queue anew from the rows of message, channel and queue.
---
--- Called by message_dequeue, within the turn, when the policy of the whole queue changed, when messages were truncated,
--- and when the clock was set back; and by scheduler_repair. Tags stay: whom the rotation owes what can't be derived.
--- Locks: the lanes of the queue; its leases, as far as nobody else holds them (scheduler_recount).
---
--- Returns what is to be written to rotation, and whether a lane has a limit whose leases nobody counted, because it was
--- committed meanwhile (scheduler_activate). Takes time in proportion to the number of lanes and leases.
-CREATE FUNCTION scheduler_rebuild(
-    queue text, turn bigint, vtime bigint, now_ms bigint, INOUT activations bigint,
-    OUT due_floor bigint, OUT lease_floor timestamptz, OUT max_concurrency integer, OUT paused_until bigint,
-    OUT running integer, OUT uncounted boolean
-)
-LANGUAGE plpgsql
-SET search_path FROM CURRENT
-SET plan_cache_mode = force_generic_plan
-SET jit = off
-SET enable_seqscan = off
-AS $$
-#variable_conflict use_column
-DECLARE
-    v_queue CONSTANT text := $1;
-    v_activations CONSTANT bigint := $5;
-    v_channels text[];
-    v_ats bigint[];
-    v_ids bigint[];
-    v_running integer[];
-BEGIN
-    PERFORM scheduler_unplan(v_queue);
-    SELECT q.max_concurrency, paused_until(q.paused, q.resume_at) INTO max_concurrency, paused_until
-    FROM queue q WHERE q.name = v_queue;
-
-    WITH RECURSIVE walk AS (
-        (SELECT m.channel FROM message m WHERE m.queue = v_queue AND m.leased_until IS NULL
-         ORDER BY m.channel LIMIT 1)
-        UNION ALL
-        SELECT (SELECT m.channel FROM message m
-                WHERE m.queue = v_queue AND m.leased_until IS NULL AND m.channel > w.channel
-                ORDER BY m.channel LIMIT 1)
-        FROM walk w WHERE w.channel IS NOT NULL
-    ), known AS (
-        SELECT w.channel FROM walk w WHERE w.channel IS NOT NULL
-        UNION
-        SELECT l.channel FROM lane l WHERE l.queue = v_queue
-        UNION
-        SELECT m.channel FROM message m WHERE m.queue = v_queue AND m.leased_until IS NOT NULL
-    )
-    SELECT array_agg(k.channel), array_agg(h.dequeue_at), array_agg(h.id)
-    INTO v_channels, v_ats, v_ids
-    FROM known k
-    LEFT JOIN LATERAL (
-        SELECT m.dequeue_at, m.id FROM message m
-        WHERE m.queue = v_queue AND m.channel = k.channel AND m.leased_until IS NULL
-        ORDER BY m.dequeue_at, m.id LIMIT 1) h ON true;
-
-    SELECT c.running, coalesce(c.total, 0) INTO v_running, running
-    FROM scheduler_recount(v_queue, turn, v_channels, array_fill(true, ARRAY[coalesce(cardinality(v_channels), 0)]),
-        max_concurrency IS NOT NULL, NULL) c;
-    SELECT a.activations, a.due_floor, a.uncounted INTO activations, due_floor, uncounted
-    FROM scheduler_activate(v_queue, turn, vtime, now_ms, v_channels, v_ats, v_ids, NULL, v_running, true,
-        v_activations) a;
-    lease_floor := coalesce(
-        (SELECT m.leased_until FROM message m WHERE m.queue = v_queue AND m.leased_until IS NOT NULL
-         ORDER BY m.leased_until LIMIT 1),
-        'infinity');
-END
-$$;
-
--- Puts messages whose lease ran out back into their own channels, in their old places.
---
--- Called by message_dequeue, which holds the turn, when a lease may have ended. The attempt stays counted: a message
--- that has no more of them becomes a dead letter. The trigger message_moved signals the channels, so that each waits
--- for its place in the rotation like any other.
--- Locks: the rows it returns to ready or takes out. Rows that somebody else holds are left for a later call: a completion
--- may be on its way in a long transaction, and the fence decides afterwards.
---
--- Returns the lower bound of all lease ends from now on, and whether leases that ran out may be left.
-CREATE FUNCTION scheduler_reclaim(
-    queue text, clock timestamptz, INOUT lease_floor timestamptz, max_messages integer, OUT more boolean
-)
-LANGUAGE plpgsql
-SET search_path FROM CURRENT
-AS $$
-#variable_conflict use_column
-DECLARE
-    v_queue CONSTANT text := $1;
-    v_floor CONSTANT timestamptz := $3;
-    v_max_attempts CONSTANT integer := coalesce((SELECT q.max_attempts FROM queue q WHERE q.name = $1), 20);
-    v_expired integer;
-    v_dead bigint[];
-BEGIN
-    WITH expired AS MATERIALIZED (
-        SELECT m.ctid AS row, m.id,
-            m.attempt::bigint - m.forgiven >= coalesce(m.max_attempts, v_max_attempts) AS is_dead
-        FROM message m
-        WHERE m.queue = v_queue AND m.leased_until >= v_floor AND m.leased_until <= clock
-        ORDER BY m.leased_until
-        LIMIT max_messages
-        FOR UPDATE SKIP LOCKED
-    ), back AS (
-        UPDATE message m
-        SET leased_until = NULL, error = format('the lease of attempt %s ran out', m.attempt)
-        FROM expired e
-        WHERE m.ctid = e.row AND NOT e.is_dead
-    )
-    SELECT count(*), array_agg(e.id) FILTER (WHERE e.is_dead) INTO v_expired, v_dead FROM expired e;
-
-    IF v_dead IS NOT NULL THEN
-        DECLARE
-            v_timeout CONSTANT text := current_setting('lock_timeout');
-        BEGIN
-            PERFORM set_config('lock_timeout', '100ms', true);
-            PERFORM message_finish(v_dead, 'dead', 'the lease of the last attempt ran out');
-            PERFORM set_config('lock_timeout', v_timeout, true);
-        EXCEPTION WHEN others THEN
-            -- A foreign key of the application's forbids it, or makes it wait. That must not stop the queue.
-            UPDATE message m
-            SET leased_until = NULL, error = format('the lease of attempt %s ran out; no dead letter: %s', m.attempt, SQLERRM)
-            FROM unnest(v_dead) AS d (id)
-            WHERE m.id = d.id;
-        END;
-    END IF;
-    more := v_expired = max_messages;
-    lease_floor := coalesce(
-        (SELECT m.leased_until FROM message m
-         WHERE m.queue = v_queue AND m.leased_until >= v_floor
-         ORDER BY m.leased_until LIMIT 1),
-        'infinity');
-END
-$$;
-
--- Counts the leases of some channels, and marks them as counted in this turn: each will signal its end.
---
--- Called by scheduler_fold for channels whose policy changed, and by scheduler_rebuild for all, within the turn. Leases
--- taken without a limit aren't counted one by one; this is what catches up when a limit is set, and what replaces a
--- number that is in doubt. A lease that somebody else holds, so that it can't be marked, counts too: a signal has it
--- looked at again (see signal) until it is over.
--- Locks: the leases it marks, until the end of the transaction. It waits for nobody.
---
--- Returns for each channel the number of its leases, null where it has no max_concurrency or none is wanted; and with
--- whole_queue the number of all leases, which are marked then.
-CREATE FUNCTION scheduler_recount(
-    queue text, turn bigint, channels text[], wanted boolean[], whole_queue boolean, counted_from bigint,
-    OUT running integer[], OUT total integer
-)
-LANGUAGE plpgsql
-SET search_path FROM CURRENT
-SET plan_cache_mode = force_generic_plan
-SET jit = off
-SET enable_seqscan = off
-AS $$
-#variable_conflict use_column
-DECLARE
-    v_queue CONSTANT text := $1;
-    v_turn CONSTANT bigint := $2;
-    v_counted_from CONSTANT bigint := $6;
-BEGIN
-    -- What an earlier count in this turn was in doubt about is counted anew, too.
-    DELETE FROM signal s
-    WHERE s.queue = v_queue AND s.urgent AND s.xid = pg_current_xact_id() AND s.counted = v_turn
-        AND s.message_id IS NOT NULL AND s.dequeue_at IS NULL
-        AND v_counted_from IS NULL AND (whole_queue OR s.channel IN (
-            SELECT n.channel FROM unnest(channels, wanted) AS n (channel, wanted) WHERE n.wanted));
-    WITH named AS MATERIALIZED (
-        SELECT n.channel
-        FROM (SELECT) AS one
-        LEFT JOIN queue q ON q.name = v_queue
-        CROSS JOIN unnest(channels, wanted) AS n (channel, wanted)
-        LEFT JOIN LATERAL (
-            SELECT c.max_concurrency FROM channel c WHERE c.queue = v_queue AND c.name = n.channel LIMIT 1) c ON true
-        WHERE n.wanted AND coalesce(c.max_concurrency, q.channel_max_concurrency) IS NOT NULL
-    ), leases AS MATERIALIZED (
-        SELECT m.ctid AS row, m.id, m.channel
-        FROM message m
-        WHERE (whole_queue OR (v_counted_from IS NULL AND (SELECT count(*) FROM named) > 0))
-            AND m.queue = v_queue AND m.leased_until IS NOT NULL
-            AND (whole_queue OR m.channel IN (SELECT n.channel FROM named n))
-    ), held AS MATERIALIZED (
-        SELECT m.ctid AS row
-        FROM leases l JOIN message m ON m.ctid = l.row
-        WHERE m.leased_until IS NOT NULL
-        FOR NO KEY UPDATE OF m SKIP LOCKED
-    ), marked AS (
-        UPDATE message m SET counted = v_turn FROM held h WHERE m.ctid = h.row RETURNING m.id, m.channel
-    ), doubtful AS (
-        SELECT l.id, l.channel FROM leases l
-        EXCEPT
-        SELECT k.id, k.channel FROM marked k
-    ), watched AS (
-        INSERT INTO signal (queue, channel, message_id, counted, urgent)
-        SELECT v_queue, d.channel, d.id, v_turn, true
-        FROM doubtful d
-    -- Without a join, whose plan could not be right for one channel and for all.
-    ), counts AS (
-        SELECT max(x.nth) AS nth, bool_or(x.is_wanted) AS is_wanted, count(*) FILTER (WHERE x.is_lease) AS leases
-        FROM (
-            SELECT a.channel, a.nth, false AS is_wanted, false AS is_lease
-            FROM unnest(channels) WITH ORDINALITY AS a (channel, nth)
-            UNION ALL
-            SELECT n.channel, NULL, true, false FROM named n
-            UNION ALL
-            SELECT l.channel, NULL, false, true FROM leases l
-            UNION ALL
-            SELECT m.channel, NULL, false, true FROM message m
-            WHERE v_counted_from IS NOT NULL AND m.queue = v_queue AND m.leased_until IS NOT NULL
-                AND m.counted >= v_counted_from AND m.channel IN (SELECT n.channel FROM named n)
-            UNION ALL
-            SELECT s.channel, NULL, false, true FROM signal s
-            WHERE v_counted_from IS NOT NULL AND s.queue = v_queue AND s.urgent
-                AND s.counted >= v_counted_from AND s.channel IN (SELECT n.channel FROM named n)) x
-        GROUP BY x.channel
-    )
-    SELECT array_agg(CASE WHEN c.is_wanted THEN c.leases END ORDER BY c.nth) FILTER (WHERE c.nth IS NOT NULL),
-        CASE WHEN whole_queue THEN (SELECT count(*) FROM leases)::integer END
-    INTO running, total
-    FROM counts c;
-END
-$$;
-
 -- Moves the virtual time on to the last message that was taken from the plan without the turn.
 --
--- Called by message_dequeue and queue_repair, within the turn, which nobody who takes from the plan has at the same time:
--- all that was taken is committed, or rolled back. What was rolled back, or was not there to be taken, stays planned, at
--- the head of the plan.
+-- Called by scheduler_serve and queue_repair, within the turn, which nobody who takes from the plan has at the same
+-- time: all that was taken is committed, or rolled back. What was rolled back, or was not there to be taken, stays
+-- planned, at the head of the plan.
 -- Locks: the rotation of the queue, and the rows of taken and plan that it deletes, which nobody else writes.
 --
 -- Returns the new virtual time and place, and how many messages were taken.
@@ -3576,12 +3698,13 @@ $$;
 
 -- Looks at the next max_channels channels, by name, that have ready messages, and makes sure their lanes know.
 --
--- Called by message_dequeue, within the turn, when signals arrive faster than they can be folded: a channel's news
+-- Called by scheduler_serve, within the turn, when signals arrive faster than they can be folded: a channel's news
 -- then need not wait behind the many signals of another. One index probe a channel, however many messages it has.
 -- Locks: the lanes that scheduler_activate changes.
 --
--- Returns the last channel looked at ('' when the round is complete), the number of activations so far, the earliest time
--- at which a lane that now waits is due, and whether one has a limit whose leases nobody counted (scheduler_activate).
+-- Returns the last channel looked at ('' when the round is complete), the number of activations so far, the earliest
+-- time at which a lane that now waits is due, and whether one has a limit whose leases nobody counted
+-- (scheduler_activate).
 CREATE FUNCTION scheduler_sweep(
     queue text, turn bigint, vtime bigint, now_ms bigint, max_channels integer,
     INOUT swept text, INOUT activations bigint, OUT due_floor bigint, OUT uncounted boolean
@@ -3629,142 +3752,21 @@ BEGIN
 END
 $$;
 
--- Leases the next messages of the plan, side by side with others who do the same.
+-- How many messages were taken from the plan between two places, as it is now, not as the calling statement sees it.
 --
--- Called by message_dequeue, which has no turn yet, where there is a plan. It takes part in a turn that many can have at
--- the same time: of message_dequeue's turn, it has what excludes that one, not each other. So whoever has the turn alone
--- knows all that was leased, and nothing that the scheduler goes by changes meanwhile. Each takes the first of the planned
--- messages that nobody else has, or is about to take, and writes down which (taken); scheduler_settle moves on what the
--- scheduler keeps. So dequeues of a long backlog wait for each other once in 64 times, not each time, though they go in
--- the same order.
---
--- Locks: a share in the queue's turn, and the messages that it leases, until the end of the transaction.
---
--- Returns nothing, and then has locked nothing, unless all that is wanted is at the head of the plan, and nothing else is
--- to be done: no news, no lease that ran out, no lane that is due or comes first, no message of the plan that is gone or
--- somebody else's.
-CREATE FUNCTION scheduler_take(
-    queue text, max_messages integer, lease_seconds double precision, worker text, wrote boolean
-)
-RETURNS TABLE (
-    id bigint, channel text, attempt integer, payload jsonb, body bytea, state jsonb, error text,
-    dequeue_at bigint, cost double precision, created_at timestamptz, leased_until timestamptz,
-    key text, forgiven integer, first_leased_at timestamptz
-)
-LANGUAGE plpgsql
+-- Called by message_dequeue; takes no lock.
+CREATE FUNCTION scheduler_taken(queue text, turn bigint, after_place bigint, before_place bigint) RETURNS bigint
+LANGUAGE sql VOLATILE
 SET search_path FROM CURRENT
 AS $$
-#variable_conflict use_column
-DECLARE
-    v_queue CONSTANT text := $1;
-    v_worker CONSTANT text := $4;
-    v_clock timestamptz;
-    v_now bigint;
-    v_until timestamptz;
-    v_reach integer;
-    v_waited boolean;
-    r record;
-BEGIN
-    FOR v_try IN 1..3 LOOP
-        v_clock := clock();
-        v_now := unix_ms(v_clock);
-        v_until := v_clock + make_interval(secs => lease_seconds);
-        SELECT t.turn, t.planned, l.tag AS lane_tag, l.since AS lane_since, k.batches, k.messages,
-            -- Up to there all were taken.
-            CASE WHEN t.place + k.messages >= k.last THEN t.place + k.messages ELSE (
-                SELECT coalesce(max(x.place) FILTER (WHERE x.place = t.place + x.messages), t.place)
-                FROM (
-                    SELECT k.place, sum(cardinality(k.ids)) OVER (ORDER BY k.place) AS messages
-                    FROM taken k WHERE k.queue = v_queue AND k.turn = t.turn) x) END AS place
-        INTO r
-        FROM (SELECT x.* FROM rotation x WHERE x.queue = v_queue ORDER BY x.turn DESC LIMIT 1) t
-        LEFT JOIN LATERAL (
-            SELECT l.tag, l.since FROM lane l
-            WHERE l.queue = v_queue AND l.due = 0 AND (l.tag, l.since) > (t.vtime, t.vsince)
-            ORDER BY l.tag, l.since LIMIT 1) l ON true
-        CROSS JOIN LATERAL (
-            SELECT count(*) AS batches, coalesce(sum(cardinality(k.ids)), 0)::integer AS messages,
-                coalesce(max(k.place), 0) AS last
-            FROM taken k WHERE k.queue = v_queue AND k.turn = t.turn) k
-        WHERE t.planned > t.place
-            AND t.max_concurrency IS NULL AND (t.paused_until <= v_now) IS NOT FALSE
-            AND t.lease_floor > v_clock AND t.lease_floor <= v_until
-            AND t.due_floor > v_now AND t.maintain_at > v_now AND t.clock - 1000 <= v_now
-            AND greatest(t.news_from, t.urgent_from) <= pg_snapshot_xmax(pg_current_snapshot())
-            AND NOT EXISTS (SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid >= t.urgent_from)
-            AND NOT EXISTS (SELECT FROM signal s WHERE s.queue = v_queue AND NOT s.urgent AND s.xid >= t.news_from)
-            AND NOT EXISTS (SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid = ANY (t.urgent_open))
-            AND NOT EXISTS (SELECT FROM signal s WHERE s.queue = v_queue AND NOT s.urgent AND s.xid = ANY (t.news_open));
-        -- Near the end of the plan, what others are about to take leaves too little.
-        EXIT WHEN NOT FOUND OR r.planned < r.place + 8 * max_messages OR r.batches >= 64;
-        v_reach := r.messages + 32 * max_messages + 32;
-        v_waited := false;
-        BEGIN
-            IF pg_try_advisory_xact_lock_shared(queue_key(v_queue)) THEN
-                RETURN QUERY
-                WITH next AS (
-                    SELECT e.row, e.id, p.place + e.nth - 1 AS place
-                    FROM plan p
-                    CROSS JOIN LATERAL unnest(p.rows, p.ids, p.tags, p.sinces) WITH ORDINALITY
-                        AS e (row, id, tag, since, nth)
-                    WHERE p.queue = v_queue AND p.place > r.place - 32 AND p.place <= r.place + v_reach
-                        AND p.place + e.nth - 1 > r.place
-                        AND (r.lane_tag IS NULL OR (e.tag, e.since) < (r.lane_tag, r.lane_since))
-                    ORDER BY p.place, e.nth
-                ), held AS MATERIALIZED (
-                    SELECT n.id, n.place, m.ctid AS row
-                    FROM next n
-                    JOIN message m ON m.ctid = n.row
-                    WHERE m.id = n.id AND m.leased_until IS NULL AND m.dequeue_at <= v_now
-                    LIMIT max_messages
-                    FOR NO KEY UPDATE OF m SKIP LOCKED
-                ), batch AS MATERIALIZED (
-                    SELECT array_agg(h.id) AS ids, max(h.place) AS place, count(*) AS messages FROM held h
-                -- Those before the last one that were passed over are those that others have taken; or are about to take,
-                -- where there are others. Else one is gone, or a user holds it, and the plan is no longer right.
-                ), verdict AS MATERIALIZED (
-                    SELECT b.ids, b.place, b.messages = max_messages
-                        AND EXISTS (SELECT FROM rotation t WHERE t.queue = v_queue AND t.turn = r.turn)
-                        AND (b.place - r.place - max_messages = coalesce((
-                                SELECT sum(cardinality(k.ids)) FROM taken k
-                                WHERE k.queue = v_queue AND k.turn = r.turn AND k.place > r.place AND k.place < b.place), 0)
-                            OR NOT scheduler_alone(v_queue)) AS is_good
-                    FROM batch b
-                ), leased AS (
-                    UPDATE message m
-                    SET attempt = least(m.attempt, 2147483646) + 1, leased_until = v_until, leased_at = v_clock,
-                        first_leased_at = coalesce(m.first_leased_at, v_clock), worker = v_worker, counted = NULL
-                    FROM held h
-                    WHERE m.ctid = h.row AND (SELECT v.is_good FROM verdict v)
-                    RETURNING m.id, m.channel, m.attempt, m.payload, m.body, m.state, m.error, m.dequeue_at, m.cost,
-                        m.created_at, m.leased_until, m.key, m.forgiven, m.first_leased_at, h.place
-                ), noted AS (
-                    INSERT INTO taken (queue, turn, place, ids)
-                    SELECT v_queue, r.turn, v.place, v.ids FROM verdict v WHERE v.is_good
-                )
-                SELECT d.id, d.channel, d.attempt, d.payload, d.body, d.state, d.error, d.dequeue_at, d.cost,
-                    d.created_at, d.leased_until, d.key, d.forgiven, d.first_leased_at
-                FROM leased d
-                ORDER BY d.place;
-                IF FOUND THEN
-                    RETURN;
-                END IF;
-            ELSE
-                -- Until somebody's turn is over. Then all may be different.
-                v_waited := scheduler_turn(v_queue, true, wrote);
-            END IF;
-            RAISE SQLSTATE 'FQ000';
-        EXCEPTION WHEN SQLSTATE 'FQ000' THEN
-            EXIT WHEN NOT v_waited
-                AND EXISTS (SELECT FROM rotation t WHERE t.queue = v_queue AND t.turn = r.turn);
-        END;
-    END LOOP;
-END
+    SELECT coalesce(sum(cardinality(k.ids)), 0)
+    FROM taken k
+    WHERE k.queue = $1 AND k.turn = $2 AND k.place > $3 AND k.place < $4;
 $$;
 
 -- Removes lanes that have been idle so long that forgetting them changes nothing; and keeps tags small.
 --
--- Called by message_dequeue now and then, within the turn. An idle lane behind the virtual time would start at the
+-- Called by scheduler_serve now and then, within the turn. An idle lane behind the virtual time would start at the
 -- virtual time anyway; one whose limits still count something is looked at again later. Tags start again from zero
 -- long before they reach the end of bigint.
 -- Locks: the lanes it removes or rewrites.
@@ -3814,10 +3816,10 @@ $$;
 -- Waits for the caller's turn to dequeue from a queue and keeps it until the end of the transaction; or, shared, for a
 -- part in a turn that many have at the same time.
 --
--- Called by message_dequeue, queue_repair and scheduler_take. True: the turn is the caller's. False: somebody else has it
--- and waiting could deadlock, because this transaction holds the turn of another queue, or wrote something before it came
--- to dequeue, and so may hold other locks.
--- Locks: one transaction-level advisory lock a queue. Besides this, scheduler_take and scheduler_alone take it.
+-- Called by scheduler_serve and queue_repair, and shared by message_dequeue. True: the turn is the caller's. False:
+-- somebody else has it and waiting could deadlock, because this transaction holds the turn of another queue, or wrote
+-- something before it came to dequeue, and so may hold other locks.
+-- Locks: one transaction-level advisory lock a queue. Besides this, message_dequeue takes it.
 --
 -- Raises lock_not_available after 10 s: a transaction that dequeues has to commit at once.
 CREATE FUNCTION scheduler_turn(
@@ -3862,7 +3864,7 @@ $$;
 
 -- Takes back what is left of the plan: the lanes stand again where their next planned messages were.
 --
--- Called by message_dequeue, within the turn, when what was planned is no longer what should come next, because a
+-- Called by scheduler_serve, within the turn, when what was planned is no longer what should come next, because a
 -- message is gone, changed or held by somebody; by scheduler_activate, when a message came before planned ones of its
 -- channel; and by scheduler_fold, scheduler_rebuild and scheduler_tidy before they change what was planned by. Nothing
 -- is lost by it but the work: each lane owes what it owed before.
@@ -3915,11 +3917,12 @@ $$;
 
 -- Makes ready up to max_lanes lanes whose time has come.
 --
--- Called by message_dequeue, within the turn, when a lane may be due. Like every channel that becomes active, a lane
+-- Called by scheduler_serve, within the turn, when a lane may be due. Like every channel that becomes active, a lane
 -- starts at max(its own tag, vtime).
 -- Locks: the lanes it changes.
 --
--- Returns the lower bound of the times at which the lanes that still wait are due, and the number of activations so far.
+-- Returns the lower bound of the times at which the lanes that still wait are due, and the number of activations so
+-- far.
 CREATE FUNCTION scheduler_wake(
     queue text, vtime bigint, now_ms bigint, max_lanes integer, INOUT due_floor bigint, INOUT activations bigint
 )

@@ -1,6 +1,6 @@
 -- The scheduler's view of a channel: one narrow row for each channel that is, or lately was, active.
 --
--- Written by dequeues alone, one at a time for each queue (see message_dequeue), so its rows are never contended.
+-- Written by dequeues alone, one at a time for each queue (see scheduler_serve), so its rows are never contended.
 -- Where a lane stands is said by due:
 --   0        ready: has a message that may be served now, and competes by (tag, since)
 --   a time   waiting, in Unix milliseconds: for the hour of its message, its next release, or the end of a pause

@@ -1,6 +1,6 @@
 -- What dequeues took from plan without having the turn: one row a batch, until the next turn.
 --
--- Written by scheduler_take, append-only, in the transaction that leases the messages, so that one that is rolled back
+-- Written by message_dequeue, append-only, in the transaction that leases the messages, so that one that is rolled back
 -- leaves nothing; read and deleted by scheduler_settle, within the turn.
 CREATE TABLE taken (
     queue  text      NOT NULL,

@@ -1,10 +1,10 @@
 -- Keeps the partitions of history, one a day in UTC: makes those of today and the next 7 days, drops old ones.
 --
--- Called by message_dequeue about once a day, by users as often as they like, and by the installation. Old is what lies
--- before the longest history_days of all queues, and before 30 days, which is what queues without a row have.
--- Returns true when all is done; false when it is to be tried again, because somebody holds a lock: a report, a dump, an
--- open completion. It waits for none longer than 100 ms. Whatever else goes wrong is a warning and false, so that no
--- dequeue fails of it: without a partition, outcomes go to history_default.
+-- Called by scheduler_serve about once a day, by users as often as they like, and by the installation. Old is what
+-- lies before the longest history_days of all queues, and before 30 days, which is what queues without a row have.
+-- Returns true when all is done; false when it is to be tried again, because somebody holds a lock: a report, a dump,
+-- an open completion. It waits for none longer than 100 ms. Whatever else goes wrong is a warning and false, so that
+-- no dequeue fails of it: without a partition, outcomes go to history_default.
 -- Locks: those of history_add and history_drop, so none when there is nothing to do. Commit at once.
 CREATE FUNCTION history_maintain() RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER

@@ -1,6 +1,6 @@
 -- The released_at of a lane after so many of its messages were leased at this moment.
 --
--- Called by message_dequeue; takes no lock. See lane_due for the rate. Without one nothing is kept, so that a lane need
+-- Called by scheduler_serve; takes no lock. See lane_due for the rate. Without one nothing is kept, so that a lane need
 -- not be written for it: a rate counts from when it is set.
 CREATE FUNCTION lane_released(now_ms bigint, messages integer, release_interval bigint, released_at bigint)
 RETURNS bigint

@@ -1,6 +1,7 @@
--- The key of the advisory lock that is the turn of a queue: of this schema, so that several have turns of their own.
+-- The keys of a queue's advisory locks, of this schema's queue of that name alone: part 0 is its turn, part 1 is for
+-- who waits for the turn while others wait for a share in it.
 --
--- Called by scheduler_turn, scheduler_take and scheduler_alone. Takes no lock itself.
-CREATE FUNCTION queue_key(queue text) RETURNS bigint
+-- Called by scheduler_turn and message_dequeue. Takes no lock itself.
+CREATE FUNCTION queue_key(queue text, part integer DEFAULT 0) RETURNS bigint
 LANGUAGE sql STABLE PARALLEL SAFE
-RETURN hashtextextended(current_schema() || '.' || queue, 720720);
+RETURN hashtextextended(current_schema() || '.' || queue, 720720 + part);

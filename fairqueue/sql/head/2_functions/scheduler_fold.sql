@@ -1,6 +1,6 @@
 -- Folds up to max_signals signals into lanes and deletes them: the urgent ones, or the others.
 --
--- Called by message_dequeue, within the turn. horizon and open are rotation's: the signals that no fold has seen are
+-- Called by scheduler_serve, within the turn. horizon and open are rotation's: the signals that no fold has seen are
 -- those of transactions from the horizon on and of those that were in progress below it. Reading just these, through
 -- the index on the transaction id, a fold never walks over the signals of the past.
 -- Locks: the signals it deletes, which nobody else deletes, and what scheduler_recount and scheduler_activate lock.

@@ -1,6 +1,6 @@
 -- Schedules up to max_messages messages of a queue ahead: finds their order and writes it to plan.
 --
--- Called by message_dequeue, within the turn, where much is waiting and there is no plan: probing a channel and writing
+-- Called by scheduler_serve, within the turn, where much is waiting and there is no plan: probing a channel and writing
 -- its lane, which is most of what fairness costs, is then done once for several of its messages. Planned is only what
 -- needs no second look when its time comes: messages of lanes without limits, and of each all but the last one that is
 -- ready, so that the lane stays active. Nothing is planned where a lane would come up less than twice on average.
@@ -36,7 +36,7 @@ BEGIN
         WHERE l.queue = v_queue AND l.due = 0 AND (l.tag, l.since) > (vtime, vsince)
         ORDER BY l.tag, l.since
         LIMIT max_messages / 2 + 1
-    -- How many messages each may get, if all cost 1: as in message_dequeue.
+    -- How many messages each may get, if all cost 1: as in scheduler_serve.
     ), levels AS (
         SELECT c.*, (max_messages - count(*) OVER w + sum((c.tag - vtime) / c.step) OVER w)
             / sum(1 / c.step) OVER w AS level

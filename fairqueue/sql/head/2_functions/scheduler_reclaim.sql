@@ -1,10 +1,10 @@
 -- Puts messages whose lease ran out back into their own channels, in their old places.
 --
--- Called by message_dequeue, which holds the turn, when a lease may have ended. The attempt stays counted: a message
+-- Called by scheduler_serve, which holds the turn, when a lease may have ended. The attempt stays counted: a message
 -- that has no more of them becomes a dead letter. The trigger message_moved signals the channels, so that each waits
 -- for its place in the rotation like any other.
--- Locks: the rows it returns to ready or takes out. Rows that somebody else holds are left for a later call: a completion
--- may be on its way in a long transaction, and the fence decides afterwards.
+-- Locks: the rows it returns to ready or takes out. Rows that somebody else holds are left for a later call: a
+-- completion may be on its way in a long transaction, and the fence decides afterwards.
 --
 -- Returns the lower bound of all lease ends from now on, and whether leases that ran out may be left.
 CREATE FUNCTION scheduler_reclaim(

@@ -1,8 +1,8 @@
 -- Moves the virtual time on to the last message that was taken from the plan without the turn.
 --
--- Called by message_dequeue and queue_repair, within the turn, which nobody who takes from the plan has at the same time:
--- all that was taken is committed, or rolled back. What was rolled back, or was not there to be taken, stays planned, at
--- the head of the plan.
+-- Called by scheduler_serve and queue_repair, within the turn, which nobody who takes from the plan has at the same
+-- time: all that was taken is committed, or rolled back. What was rolled back, or was not there to be taken, stays
+-- planned, at the head of the plan.
 -- Locks: the rotation of the queue, and the rows of taken and plan that it deletes, which nobody else writes.
 --
 -- Returns the new virtual time and place, and how many messages were taken.

@@ -1,11 +1,12 @@
 -- Looks at the next max_channels channels, by name, that have ready messages, and makes sure their lanes know.
 --
--- Called by message_dequeue, within the turn, when signals arrive faster than they can be folded: a channel's news
+-- Called by scheduler_serve, within the turn, when signals arrive faster than they can be folded: a channel's news
 -- then need not wait behind the many signals of another. One index probe a channel, however many messages it has.
 -- Locks: the lanes that scheduler_activate changes.
 --
--- Returns the last channel looked at ('' when the round is complete), the number of activations so far, the earliest time
--- at which a lane that now waits is due, and whether one has a limit whose leases nobody counted (scheduler_activate).
+-- Returns the last channel looked at ('' when the round is complete), the number of activations so far, the earliest
+-- time at which a lane that now waits is due, and whether one has a limit whose leases nobody counted
+-- (scheduler_activate).
 CREATE FUNCTION scheduler_sweep(
     queue text, turn bigint, vtime bigint, now_ms bigint, max_channels integer,
     INOUT swept text, INOUT activations bigint, OUT due_floor bigint, OUT uncounted boolean

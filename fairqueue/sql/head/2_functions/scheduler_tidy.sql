@@ -1,6 +1,6 @@
 -- Removes lanes that have been idle so long that forgetting them changes nothing; and keeps tags small.
 --
--- Called by message_dequeue now and then, within the turn. An idle lane behind the virtual time would start at the
+-- Called by scheduler_serve now and then, within the turn. An idle lane behind the virtual time would start at the
 -- virtual time anyway; one whose limits still count something is looked at again later. Tags start again from zero
 -- long before they reach the end of bigint.
 -- Locks: the lanes it removes or rewrites.

@@ -1,6 +1,6 @@
 -- Takes back what is left of the plan: the lanes stand again where their next planned messages were.
 --
--- Called by message_dequeue, within the turn, when what was planned is no longer what should come next, because a
+-- Called by scheduler_serve, within the turn, when what was planned is no longer what should come next, because a
 -- message is gone, changed or held by somebody; by scheduler_activate, when a message came before planned ones of its
 -- channel; and by scheduler_fold, scheduler_rebuild and scheduler_tidy before they change what was planned by. Nothing
 -- is lost by it but the work: each lane owes what it owed before.

@@ -1,10 +1,11 @@
 -- Makes ready up to max_lanes lanes whose time has come.
 --
--- Called by message_dequeue, within the turn, when a lane may be due. Like every channel that becomes active, a lane
+-- Called by scheduler_serve, within the turn, when a lane may be due. Like every channel that becomes active, a lane
 -- starts at max(its own tag, vtime).
 -- Locks: the lanes it changes.
 --
--- Returns the lower bound of the times at which the lanes that still wait are due, and the number of activations so far.
+-- Returns the lower bound of the times at which the lanes that still wait are due, and the number of activations so
+-- far.
 CREATE FUNCTION scheduler_wake(
     queue text, vtime bigint, now_ms bigint, max_lanes integer, INOUT due_floor bigint, INOUT activations bigint
 )
