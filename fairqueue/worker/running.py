@@ -1,8 +1,8 @@
 """One run of a worker: a fetcher, the jobs, a reporter and a heart, as tasks of one event loop.
 
-* The *fetcher* leases as many messages as there are free places: ``concurrency`` and ``prefetch`` together. When it
-  gets fewer, there is nothing more to do, and it waits: for a notification, for one of our own messages to end (which
-  may make room under a limit), or the next poll.
+* The *fetcher* leases as many messages as there are free places: ``concurrency`` and ``prefetch`` together. It asks
+  again when half of what stands by has been begun. When it gets fewer, there is nothing more to do, and it waits: for a
+  notification, for one of our own messages to end (which may make room under a limit), or the next poll.
 * A *job* is a message in a place, from its lease until its end is in the database. Only then is the place free: what
   can't be reported is not taken on. ``concurrency`` of them run at a time, the others stand by in the order in which
   they were leased.
@@ -150,11 +150,13 @@ class Run:
 
     async def fetch(self, tasks: TaskGroup) -> None:
         while not self.stopping.is_set():
-            free = min(self.worker.concurrency + self.worker.prefetch - len(self.jobs), _LARGEST_BATCH)
-            if free == 0:
+            free = self.worker.concurrency + self.worker.prefetch - len(self.jobs)
+            # Where something stands by, the next call can wait until it is worth its while.
+            if free == 0 or (self.standby and free <= self.worker.prefetch // 2):
                 await self.news.wait()
                 continue
-            batch = await self.dequeue(free)
+            limit = min(free, _LARGEST_BATCH)
+            batch = await self.dequeue(limit)
             for message in batch:
                 job = Job(message)
                 self.jobs.add(job)
@@ -163,7 +165,7 @@ class Run:
                 else:
                     self.standby.append(job)
             self.start(tasks)
-            if len(batch) < free:
+            if len(batch) < limit:
                 await self.idle()
         self.fetching = False
         self.releases.set()

@@ -1707,7 +1707,7 @@ BEGIN
                 INSERT INTO taken (queue, turn, place, ids)
                 SELECT v_queue, v.turn, v.place, v.ids FROM verdict v WHERE v.is_good
             )
-            -- Through held, row by row, which is the only index that leads to a row: in the order of places.
+            -- The one join that is left switched on is a loop, here over held: in the order of places.
             UPDATE message m
             SET attempt = least(m.attempt, 2147483646) + 1, leased_until = v_until, leased_at = v_clock,
                 first_leased_at = coalesce(m.first_leased_at, v_clock), worker = v_worker, counted = NULL
