@@ -255,15 +255,18 @@ def test_the_turn_comes_in_time(session: Session, order: Ids) -> None:
     assert session.scalar(text("SELECT ahead FROM fairqueue.rotation")) == 65
 
 
-#: Keys as they are; but who has named itself "held" waits, before it looks whether it is alone, for who has lock 42.
+#: Keys as they are, but that some wait for whoever has lock 42: "held 42" before it looks whether it is alone (at its
+#: second key, as the first is that of its share), and "first 42" before it looks whether it is the first.
 GATE = """
 CREATE OR REPLACE FUNCTION fairqueue.queue_key(queue text, part integer DEFAULT 0) RETURNS bigint
 LANGUAGE plpgsql AS $$
+DECLARE
+    v_name CONSTANT text := current_setting('application_name');
 BEGIN
-    IF current_setting('application_name') = 'held' THEN
-        PERFORM set_config('application_name', 'next time', true);
-    ELSIF current_setting('application_name') = 'next time' THEN
-        PERFORM pg_advisory_xact_lock_shared(42);
+    IF v_name LIKE 'held %' THEN
+        PERFORM set_config('application_name', replace(v_name, 'held', 'next time'), true);
+    ELSIF v_name LIKE 'next time %' OR v_name LIKE 'first %' AND part = 1 THEN
+        PERFORM pg_advisory_xact_lock_shared(regexp_replace(v_name, '\\D', '', 'g')::bigint);
     END IF;
     RETURN hashtextextended('fairqueue.' || queue, 720720 + part);
 END
@@ -271,13 +274,26 @@ $$
 """
 
 
-def test_one_that_commits_while_another_is_at_it(session: Session, order: Ids, raw: Raw, database_url: str) -> None:
+@pytest.fixture
+def named(raw: Raw, database_url: str) -> Callable[[str], psycopg.Connection]:
+    """Connections with a name."""
+
+    def connect(name: str) -> psycopg.Connection:
+        connection = raw(database_url)
+        connection.execute("SELECT set_config('application_name', %s, false)", [name])
+        connection.commit()
+        return connection
+
+    return connect
+
+
+def test_one_that_commits_while_another_is_at_it(
+    session: Session, order: Ids, raw: Raw, database_url: str, named: Callable[[str], psycopg.Connection]
+) -> None:
     """The other has seen that something is missing, not yet why, and is alone by then: still it needs no turn."""
     sql(session, GATE)
-    first, second, gate, watching = raw(database_url), raw(database_url), raw(database_url), observer(raw, database_url)
+    first, second, gate, watching = raw(database_url), named("held 42"), raw(database_url), observer(raw, database_url)
     gate.execute("SELECT pg_advisory_lock(42)")
-    second.execute("SET application_name = 'held'")
-    second.commit()
     turn = session.scalar(text("SELECT turn FROM fairqueue.rotation"))
     session.commit()
     done = [dequeue(first)]
@@ -293,28 +309,37 @@ def test_one_that_commits_while_another_is_at_it(session: Session, order: Ids, r
     finish(session, [], *done)
 
 
-def test_one_takes_the_turn_for_all(session: Session, order: Ids, raw: Raw, database_url: str) -> None:
+def test_one_takes_the_turn_for_all(
+    session: Session, order: Ids, raw: Raw, database_url: str, named: Callable[[str], psycopg.Connection]
+) -> None:
     """Those who come to it together wait for that one; then the plan serves them side by side again."""
-    first, watching = raw(database_url), observer(raw, database_url)
+    first, gate, watching = raw(database_url), raw(database_url), observer(raw, database_url)
     done = [dequeue(first), *([message.id for message in lease_of(session, 1)] for _ in range(64))]
-    turn = session.scalar(text("SELECT turn FROM fairqueue.rotation"))
+    turn = session.scalar(text("SELECT turn + 1 FROM fairqueue.rotation"))
     session.commit()
+    sql(session, GATE)
 
-    def take(worker: psycopg.Connection) -> Ids:
-        ids = dequeue(worker)
-        worker.commit()
-        return ids
+    def waiting(mode: str) -> object:
+        return value(watching, "SELECT count(*) FROM pg_locks WHERE NOT granted AND mode = %s", mode)
 
-    others = [raw(database_url) for _ in range(3)]
+    gate.execute("SELECT pg_advisory_lock(42), pg_advisory_lock(43)")
+    one, *others = named("first 42"), named("first 43"), named("first 43")
     with ThreadPoolExecutor(3) as pool:
-        serving = [pool.submit(take, other) for other in others]
+        serving = [pool.submit(dequeue, worker) for worker in (one, *others)]
+        wait_until(lambda: waiting("ShareLock") == 3)  # for the gates
+        gate.execute("SELECT pg_advisory_unlock(42)")
+        wait_until(lambda: waiting("ExclusiveLock") == 1)
+        gate.execute("SELECT pg_advisory_unlock(43)")
         wait_until(lambda: all(waits_for_a_lock(watching, other) for other in others))
         first.commit()
-        done += [one.result() for one in serving]
+        done.append(serving[0].result())
+        one.commit()
+        # Neither of them has ended its transaction.
+        done += [other.result() for other in serving[1:]]
     assert sorted(id_ for ids in done for id_ in ids) == sorted(order[: 3 * 4 + 64])
-    # Not one turn each. It may be two, where somebody came again and again before that one stood in line.
-    assert turn is not None
-    assert (session.scalar(text("SELECT turn FROM fairqueue.rotation")) or 0) - turn in {1, 2}
+    for other in others:
+        other.commit()
+    assert session.scalar(text("SELECT turn FROM fairqueue.rotation")) == turn
     finish(session, [], *done)
 
 

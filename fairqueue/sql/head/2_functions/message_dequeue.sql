@@ -64,7 +64,7 @@ BEGIN
             HINT = 'Dequeue in a short transaction of its own.';
     END IF;
 
-    FOR v_try IN 1..3 LOOP
+    FOR v_try IN 1..2 LOOP
         SELECT t.planned > t.place INTO v_planned
         FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
         EXIT WHEN v_planned IS NOT TRUE;
@@ -94,7 +94,7 @@ BEGIN
                         SELECT k.place,
                             sum(cardinality(k.ids)) OVER (ORDER BY k.place ROWS UNBOUNDED PRECEDING) AS messages
                         FROM taken k WHERE k.queue = v_queue AND k.turn = t.turn) x) k
-                WHERE k.batches < 64 AND t.planned >= t.place + k.messages + 4 * max_messages
+                WHERE k.batches < 64 AND t.planned >= t.place + k.messages + 8 * max_messages
                     AND t.max_concurrency IS NULL AND (t.paused_until <= v_now) IS NOT FALSE
                     AND t.lease_floor > v_clock AND t.lease_floor <= v_until
                     AND t.due_floor > v_now AND t.maintain_at > v_now AND t.clock - 1000 <= v_now
