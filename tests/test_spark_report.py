@@ -258,6 +258,25 @@ def test_the_summary_is_small(few: Summary) -> None:
         assert [row["rank"] for row in queue.ranks] == list(range(1, len(queue.ranks) + 1))
 
 
+def test_scales_are_labelled_in_words() -> None:
+    """Also between powers of ten, where waits are near each other; a few of them where they are not."""
+    from fairqueue.spark.reporting.pictures import ranks
+    from fairqueue.spark.reporting.summaries import QueueSummary
+
+    def labels(least: float, most: float) -> list[str]:
+        rows = [{"rank": rank, "low": least, "middle": least, "high": most} for rank in (1, 40)]
+        picture = ranks(QueueSummary({}, [], [], [], [], [], rows))
+        assert picture is not None
+        assert "math" not in picture
+        return re.findall(r">([^<>\n]* m?s)</text>", picture)
+
+    near = labels(2, 8)
+    assert {"3.0 s", "6.0 s"} <= {*near}
+    far = labels(0.02, 500)
+    assert {"1.0 s", "10 s"} <= {*far}
+    assert len({*far}) < 8
+
+
 def test_no_messages(spark: "SparkSession", tmp_path: Path) -> None:
     empty = report(frame(spark, [], HISTORY), tmp_path, live=frame(spark, [], MESSAGES))
     assert empty.rows == 0

@@ -5,15 +5,17 @@ from __future__ import annotations
 import io
 import re
 import warnings
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any, cast
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, LogFormatter
 
 from fairqueue.cli.output import number, printable
 
@@ -70,7 +72,7 @@ def waits(queue: QueueSummary) -> str | None:
                 values = [max(row[f"wait_{quantile}"], _LEAST) for row in told]
                 axes.plot(times, values, style, color=colour, marker=".", markersize=4, linewidth=1.2, label=quantile)
             axes.set_yscale("log")
-            axes.yaxis.set_major_formatter(_SECONDS)
+            _label(axes.yaxis, seconds)
             _dates(axes)
         figure.legend(*panels[0].get_legend_handles_labels(), ncols=3, loc="outside lower center")
 
@@ -92,8 +94,8 @@ def ranks(queue: QueueSummary) -> str | None:
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.set_xlabel("rank of the channel by size (1: had most)")
-        axes.xaxis.set_major_formatter(_NUMBER)
-        axes.yaxis.set_major_formatter(_SECONDS)
+        _label(axes.xaxis, lambda value: number(round(value)))
+        _label(axes.yaxis, seconds)
         axes.set_ylabel("p95 of waits")
         axes.legend(loc="best")
 
@@ -147,8 +149,23 @@ def fairness(queue: QueueSummary) -> str | None:
 
 
 _LEAST = 0.001  # seconds: what a logarithmic scale begins with
-_SECONDS = FuncFormatter(lambda value, _: seconds(value))
-_NUMBER = FuncFormatter(lambda value, _: number(round(value)))
+
+
+class _Between(LogFormatter):
+    """Labels between powers of ten, where matplotlib would have some: where there are few powers."""
+
+    def __init__(self, text: Callable[[float], str]) -> None:
+        super().__init__()
+        self._text = text
+
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        return self._text(x) if super().__call__(x, pos) else ""
+
+
+def _label(axis: Axis, text: Callable[[float], str]) -> None:
+    """Of an axis with a logarithmic scale. Matplotlib's own labels are mathematics, which is switched off."""
+    axis.set_major_formatter(FuncFormatter(lambda value, _: text(value)))
+    axis.set_minor_formatter(_Between(text))
 
 
 def _dots(axes: Axes, points: list[tuple[datetime, float]], colour: str, label: str) -> None:
