@@ -1,9 +1,11 @@
 """Dequeueing
 
 Throughput of dequeue and complete, by batch, consumers and channels. Each figure is a ratio against the queue that
-isn't fair, side by side, with the same backlog at the beginning of each measurement. The limit and fairqueue write a
-history row an outcome; the published ones write none, or keep the message. synchronous_commit "completions" means off
-for dequeues alone, as fq.Worker has it: a lost lease is only a redelivery.
+isn't fair, side by side, with the same backlog at the beginning of each measurement. Before the first one, each queue
+is drained for as long as one takes, in batches of 100, as a long backlog is after a while: fairqueue plans ahead when
+some thousand messages have been served in a row. The limit and fairqueue write a history row an outcome; the
+published ones write none, or keep the message. synchronous_commit "completions" means off for dequeues alone, as
+fq.Worker has it: a lost lease is only a redelivery.
 """
 
 from __future__ import annotations
@@ -85,15 +87,13 @@ def cases(size: Size) -> list[Case]:
 
 
 def measure(cells: Sequence[Cell], bench: Bench) -> Iterable[Record]:
-    backlog, load = _BACKLOG[bench.size.name], cells[0]
+    backlog, load, many = _BACKLOG[bench.size.name], cells[0], Task(100, _SECONDS[bench.size.name])
     systems = bench.taking_part(load.systems)
     fill = Fill(backlog, load.channels, payload_of(load.payload))
     with bench.databases(systems) as databases, open_connections(bench.systems, databases) as connections:
         for system in systems:
             system.fill(connections[system.name], fill)
             system.settle(connections[system.name])
-            # As it is after a while: fairqueue plans ahead when some thousand messages have been served in a row.
-            many = Task(100, _SECONDS[bench.size.name])
             bench.consumers.run(4, databases[system.name], system.name, many)
 
         def once(cell: Cell, name: str) -> float:

@@ -1688,9 +1688,9 @@ BEGIN
                     WHERE m.ctid = n.row AND m.id = n.id AND m.leased_until IS NULL AND m.dequeue_at <= v_now
                     FOR NO KEY UPDATE SKIP LOCKED) m
                 LIMIT max_messages
-            -- Those before the last one that were passed over are those that others have taken; or are about to take, or
-            -- have just taken, where there were others. Else one is gone, or a user holds it, and the plan is no longer
-            -- right. Nor is it where a user has just changed one, of which another version is locked then.
+            -- Those before the last one that were passed over are those that others have taken; or are about to take,
+            -- or have just taken, where there were others. Else one is gone, or a user holds it, and the plan is no
+            -- longer right. Nor is it where a user has just changed one, of which another version is locked then.
             ), verdict AS MATERIALIZED (
                 SELECT s.turn, b.place, b.ids, b.messages = max_messages
                     AND (b.passed = coalesce((
@@ -1700,8 +1700,8 @@ BEGIN
                         OR b.passed = scheduler_taken(v_queue, s.turn, s.place, b.place)) AS is_good
                 FROM state s
                 CROSS JOIN LATERAL (
-                    SELECT array_agg(h.id) AS ids, max(h.place) AS place, max(h.place) - s.place - max_messages AS passed,
-                        count(*) FILTER (WHERE h.is_same) AS messages
+                    SELECT array_agg(h.id) AS ids, count(*) FILTER (WHERE h.is_same) AS messages,
+                        max(h.place) AS place, max(h.place) - s.place - max_messages AS passed
                     FROM held h) b
             ), noted AS (
                 INSERT INTO taken (queue, turn, place, ids)
