@@ -128,7 +128,7 @@ CORRUPTIONS: list[tuple[str, str | None, str]] = [
     (ROTATION.format("urgent_from = pg_current_xact_id(), urgent_open = '{}'"), "half", UNREAD),
     (("INSERT INTO fairqueue.rotation SELECT queue, turn + 1, vtime, vsince, activations, news_from, news_open,"
      " urgent_from, urgent_open, lease_floor, due_floor, idle_floor, swept, max_concurrency, paused_until, running,"
-     " counted_from, clock, maintain_at, place, planned, ahead, plan_at FROM fairqueue.rotation"), None,
+     " counted_from, clock, maintain_at, place, planned, ahead, plan_at, lane_tag, lane_since FROM fairqueue.rotation"), None,
      "rotations of a queue"),
     ("DELETE FROM fairqueue.rotation", "capped", "a lease below lease_floor"),
     ("DELETE FROM fairqueue.rotation", None, "rotations of a queue"),
@@ -168,6 +168,7 @@ TAKEN = "messages taken from the plan"
     (LANE.format("due = NULL", "a"), "a", BEHIND),
     ("UPDATE fairqueue.plan SET channels = array_replace(channels, 'a', 'gone')", "gone", BEHIND),
     (ROTATION.format("planned = place"), "b", BEYOND),
+    (ROTATION.format("lane_tag = lane_tag + 1000000"), "a", "a ready lane before the first one"),
     ("DELETE FROM fairqueue.plan", "a", MISSING),
     ("UPDATE fairqueue.plan SET tags = array_fill(-1::bigint, ARRAY[cardinality(tags)])", "a", OVERTAKEN),
     ("UPDATE fairqueue.taken SET turn = turn - 1", None, TAKEN),

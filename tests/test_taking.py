@@ -34,6 +34,7 @@ def order(session: Session) -> Ids:
     lease_of(session, 1)
     plan_ahead(session, 600)
     lease_of(session, 1)
+    plan_ahead(session, 0)
     order = [id_ for _, id_ in planned(session)]
     assert len(order) > 500
     return order

@@ -72,6 +72,8 @@ rotation = Table(
     Column("planned", BigInteger, nullable=False),
     Column("ahead", Integer, nullable=False),
     Column("plan_at", Integer, nullable=False),
+    Column("lane_tag", BigInteger),
+    Column("lane_since", BigInteger),
     PrimaryKeyConstraint("queue", "turn", name="rotation_pkey"),
 )
 

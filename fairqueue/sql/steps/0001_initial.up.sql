@@ -8,6 +8,19 @@ CREATE FUNCTION clock() RETURNS timestamptz
 LANGUAGE sql VOLATILE PARALLEL SAFE
 RETURN clock_timestamp();
 
+-- Says what is wrong with a list of leases.
+--
+-- Called by lease_list; takes no lock. Returns nothing: it raises.
+CREATE FUNCTION lease_refuse(ids bigint[], attempts integer[]) RETURNS boolean
+LANGUAGE plpgsql IMMUTABLE
+AS $$
+BEGIN
+    RAISE invalid_parameter_value USING
+        MESSAGE = format('ids and attempts must have the same length, not %s and %s',
+            coalesce(cardinality(ids)::text, 'null'), coalesce(cardinality(attempts)::text, 'null'));
+END
+$$;
+
 -- Raises the error of a message that isn't valid: it names the field, the value and the limits.
 --
 -- Called by message_arrive, message_edit and message_create; takes no lock. The names of constraints in the errors are
@@ -438,6 +451,10 @@ CREATE TABLE rotation (
     -- next ones are planned: as many again.
     ahead            integer     NOT NULL,
     plan_at          integer     NOT NULL,
+    -- The ready lane that comes first: what is planned before it can be taken without the turn. Null: who wants to know
+    -- has to look.
+    lane_tag         bigint,
+    lane_since       bigint,
     CONSTRAINT rotation_pkey PRIMARY KEY (queue, turn)
 ) WITH (autovacuum_vacuum_scale_factor = 0.05);
 
@@ -912,6 +929,20 @@ $$;
 
 REVOKE EXECUTE ON FUNCTION history_release FROM PUBLIC;
 
+-- Whether the transaction that has locked or changed a row, its xmax, is under way, or has done so since the snapshot.
+--
+-- Called by message_dequeue, into whose statement it is expanded: who passes over what others take needn't touch it. To
+-- try to lock a row that was changed since the snapshot would lock what it has become, which is somebody else's. Where
+-- several have locked a row this may say anything, but is no error. Takes no lock.
+CREATE FUNCTION is_held(xmax xid, snapshot pg_snapshot) RETURNS boolean
+LANGUAGE sql VOLATILE PARALLEL SAFE
+RETURN CASE
+    WHEN xmax = '0'::xid OR age(xmax) > age(pg_snapshot_xmin(snapshot)::xid) THEN false
+    WHEN age(xmax) <= age(pg_snapshot_xmax(snapshot)::xid) THEN true
+    ELSE coalesce(pg_xact_status(greatest(
+        pg_snapshot_xmax(snapshot)::text::bigint + age(pg_snapshot_xmax(snapshot)::xid) - age(xmax), 0)::text::xid8)
+        <> 'aborted', false) END;
+
 -- Whether a message is leased, from its leased_until.
 --
 -- Called by the functions that end or extend leases, which find messages by id; takes no lock. Not IS NOT NULL: the
@@ -975,22 +1006,16 @@ RETURN greatest(1, round(cost * 720720 / weight))::bigint;
 
 -- The leases that a caller names, (ids[i], attempts[i]), in the order of ids; n is the place in the lists.
 --
--- Called by message_complete, message_fail, message_defer and message_heartbeat; takes no lock. All of them touch
--- messages in the order of ids, so that two of them can't deadlock.
+-- Called by message_complete, message_cancel, message_fail, message_defer and message_heartbeat, into whose statements it
+-- is expanded; takes no lock. All of them touch messages in the order of ids, so that two of them can't deadlock.
 CREATE FUNCTION lease_list(ids bigint[], attempts integer[])
 RETURNS TABLE (id bigint, attempt integer, n bigint)
-LANGUAGE plpgsql IMMUTABLE ROWS 100
+LANGUAGE sql IMMUTABLE ROWS 100
 AS $$
-#variable_conflict use_column
-BEGIN
-    IF ids IS NULL OR attempts IS NULL OR cardinality(ids) <> cardinality(attempts) THEN
-        RAISE invalid_parameter_value USING
-            MESSAGE = format('ids and attempts must have the same length, not %s and %s',
-                coalesce(cardinality(ids)::text, 'null'), coalesce(cardinality(attempts)::text, 'null'));
-    END IF;
-    RETURN QUERY
-    SELECT * FROM unnest(ids, attempts) WITH ORDINALITY AS l (id, attempt, n) ORDER BY l.id;
-END
+    SELECT l.id, l.attempt, l.n
+    FROM unnest(ids, attempts) WITH ORDINALITY AS l (id, attempt, n)
+    WHERE CASE WHEN cardinality(ids) = cardinality(attempts) THEN true ELSE lease_refuse(ids, attempts) END
+    ORDER BY l.id;
 $$;
 
 -- What happened to each message of a call, in the order given: done_result for those in done, else why not.
@@ -1569,7 +1594,8 @@ REVOKE EXECUTE ON FUNCTION message_defer FROM PUBLIC;
 -- Where nothing is to be done but to serve what is planned, this does it, side by side with other dequeues: it takes
 -- the first of the planned messages that nobody else has, or is about to take, and notes which (taken);
 -- scheduler_settle, in the next turn, moves on what the scheduler keeps. So dequeues of a long backlog wait for each
--- other once in 64 times, not each time, though they go in the same order. All else is scheduler_serve's.
+-- other once in 64 times, not each time, though they go in the same order. One of them plans on, meanwhile, before the
+-- plan is used up (scheduler_extend). All else is scheduler_serve's.
 --
 -- Locks: a share in the queue's turn, and the messages that it leases, until the end of the transaction. A share and
 -- the turn exclude each other, shares don't: whoever has the turn knows all that was leased, and while one has a
@@ -1601,6 +1627,7 @@ DECLARE
     -- Before anything is locked here.
     v_wrote CONSTANT boolean := pg_current_xact_id_if_assigned() IS NOT NULL;
     v_planned boolean;
+    v_extend boolean;
     v_clock timestamptz;
     v_now bigint;
     v_until timestamptz;
@@ -1627,7 +1654,9 @@ BEGIN
     END IF;
 
     FOR v_try IN 1..2 LOOP
-        SELECT t.planned > t.place INTO v_planned
+        SELECT t.planned > t.place AND t.lane_tag IS NOT NULL,
+            t.planned - t.place <= t.ahead AND t.ahead >= greatest(t.plan_at, 4 * max_messages)
+        INTO v_planned, v_extend
         FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
         EXIT WHEN v_planned IS NOT TRUE;
         BEGIN
@@ -1642,12 +1671,9 @@ BEGIN
             -- no lease that ran out, no lane that is due. Near the end of the plan, what others are about to take
             -- leaves too little.
             WITH state AS MATERIALIZED (
-                SELECT t.turn, k.place, k.messages, l.tag AS lane_tag, l.since AS lane_since
+                SELECT t.turn, k.place, k.messages, t.lane_tag, t.lane_since,
+                    pg_current_snapshot() AS snapshot
                 FROM (SELECT x.* FROM rotation x WHERE x.queue = v_queue ORDER BY x.turn DESC LIMIT 1) t
-                LEFT JOIN LATERAL (
-                    SELECT l.tag, l.since FROM lane l
-                    WHERE l.queue = v_queue AND l.due = 0 AND (l.tag, l.since) > (t.vtime, t.vsince)
-                    ORDER BY l.tag, l.since LIMIT 1) l ON true
                 CROSS JOIN LATERAL (
                     SELECT count(*) AS batches, coalesce(max(x.messages), 0)::integer AS messages,
                         -- Up to there all were taken.
@@ -1656,19 +1682,18 @@ BEGIN
                         SELECT k.place,
                             sum(cardinality(k.ids)) OVER (ORDER BY k.place ROWS UNBOUNDED PRECEDING) AS messages
                         FROM taken k WHERE k.queue = v_queue AND k.turn = t.turn) x) k
-                WHERE k.batches < 64 AND t.planned >= t.place + k.messages + 8 * max_messages
+                WHERE k.batches < 64 AND 2 * k.messages <= t.planned - t.place
+                    AND t.planned >= t.place + k.messages + 8 * max_messages
                     AND t.max_concurrency IS NULL AND (t.paused_until <= v_now) IS NOT FALSE
                     AND t.lease_floor > v_clock AND t.lease_floor <= v_until
                     AND t.due_floor > v_now AND t.maintain_at > v_now AND t.clock - 1000 <= v_now
                     AND greatest(t.news_from, t.urgent_from) <= pg_snapshot_xmax(pg_current_snapshot())
                     AND NOT EXISTS (
-                        SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid >= t.urgent_from)
+                        SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent = ANY ('{no,yes}')
+                            AND s.xid >= least(t.urgent_from, t.news_from))
                     AND NOT EXISTS (
-                        SELECT FROM signal s WHERE s.queue = v_queue AND NOT s.urgent AND s.xid >= t.news_from)
-                    AND NOT EXISTS (
-                        SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid = ANY (t.urgent_open))
-                    AND NOT EXISTS (
-                        SELECT FROM signal s WHERE s.queue = v_queue AND NOT s.urgent AND s.xid = ANY (t.news_open))
+                        SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent = ANY ('{no,yes}')
+                            AND s.xid = ANY (t.urgent_open || t.news_open))
             ), held AS MATERIALIZED (
                 SELECT n.row, n.id, n.place, m.row = n.row AS is_same
                 FROM state s
@@ -1679,13 +1704,13 @@ BEGIN
                     WHERE p.queue = v_queue AND p.place > s.place - 32
                         AND p.place <= s.place + s.messages + 32 * max_messages + 32
                         AND p.place + e.nth - 1 > s.place
-                        -- Those that come before the lane with the lowest tag.
-                        AND (s.lane_tag IS NULL OR (p.tags[e.nth], p.sinces[e.nth]) < (s.lane_tag, s.lane_since))
+                        AND (p.tags[e.nth], p.sinces[e.nth]) < (s.lane_tag, s.lane_since)
                     ORDER BY p.place) n
                 -- Locked one by one: a join might begin with all messages, where there seem to be few.
                 CROSS JOIN LATERAL (
                     SELECT m.ctid AS row FROM message m
                     WHERE m.ctid = n.row AND m.id = n.id AND m.leased_until IS NULL AND m.dequeue_at <= v_now
+                        AND NOT is_held(m.xmax, s.snapshot)
                     FOR NO KEY UPDATE SKIP LOCKED) m
                 LIMIT max_messages
             -- Those before the last one that were passed over are those that others have taken; or are about to take,
@@ -1716,6 +1741,9 @@ BEGIN
             RETURNING m.id, m.channel, m.attempt, m.payload, m.body, m.state, m.error, m.dequeue_at, m.cost,
                 m.created_at, m.leased_until, m.key, m.forgiven, m.first_leased_at;
             IF FOUND THEN
+                IF v_extend AND pg_try_advisory_xact_lock(queue_key(v_queue, 2)) THEN
+                    PERFORM scheduler_extend(v_queue, v_now);
+                END IF;
                 RETURN;
             END IF;
             -- Who has a share alone can have the turn without giving up the share, for which others may be waiting.
@@ -2313,6 +2341,11 @@ BEGIN
     FROM lanes l JOIN rotations r ON r.queue = l.queue
     WHERE l.due = 0 AND (l.tag, l.since) <= (r.vtime, r.vsince)
     UNION ALL
+    SELECT l.queue, l.channel, 'a ready lane before the first one', format('from (%s, %s) on', r.lane_tag, r.lane_since),
+        format('(%s, %s)', l.tag, l.since)
+    FROM lanes l JOIN rotations r ON r.queue = l.queue
+    WHERE l.due = 0 AND (l.tag, l.since) < (r.lane_tag, r.lane_since)
+    UNION ALL
     SELECT l.queue, min(l.channel), 'lanes with one activation', '1', format('%s lanes with %s', count(*), l.since)
     FROM lanes l
     WHERE l.due = 0
@@ -2353,7 +2386,7 @@ $$;
 REVOKE EXECUTE ON FUNCTION queue_check FROM PUBLIC;
 
 -- The keys of a queue's advisory locks, of this schema's queue of that name alone: part 0 is its turn, part 1 is for
--- who waits for the turn while others wait for a share in it.
+-- who waits for the turn while others wait for a share in it, part 2 for who plans while others have shares.
 --
 -- Called by scheduler_turn and message_dequeue. Takes no lock itself.
 CREATE FUNCTION queue_key(queue text, part integer DEFAULT 0) RETURNS bigint
@@ -2430,7 +2463,7 @@ BEGIN
     IF NOT FOUND THEN
         INSERT INTO rotation AS t
         SELECT v_queue, 0, coalesce(min(l.tag) FILTER (WHERE l.due = 0), max(l.tag), 0), 0, 0, '0', '{}', '0', '{}',
-            'infinity', 9223372036854775807, -1, '', NULL, NULL, 0, 0, v_now, 0, 0, 0, 0, plan_after()
+            'infinity', 9223372036854775807, -1, '', NULL, NULL, 0, 0, v_now, 0, 0, 0, 0, plan_after(), NULL, NULL
         FROM lane l WHERE l.queue = v_queue
         RETURNING t.* INTO r;
     END IF;
@@ -2457,7 +2490,7 @@ BEGIN
     SET turn = r.turn + 1, activations = r.activations, due_floor = r.due_floor, lease_floor = r.lease_floor,
         max_concurrency = r.max_concurrency, paused_until = r.paused_until, running = r.running,
         counted_from = r.turn, clock = v_now, idle_floor = -1, swept = '', planned = t.place, ahead = 0,
-        plan_at = plan_after(),
+        plan_at = plan_after(), lane_tag = NULL, lane_since = NULL,
         -- All signals are to be read again, whatever they say.
         news_from = '0', news_open = '{}', urgent_from = '0', urgent_open = '{}'
     WHERE t.queue = v_queue;
@@ -2641,6 +2674,44 @@ BEGIN
 END
 $$;
 
+-- Plans on behind what is planned, before that is used up: as many messages as were served in a row.
+--
+-- Called by message_dequeue, which has a share in the turn: while it plans, others take what was planned before. What
+-- comes before the end of that is left as it is, so the order stays the same. That a share is held keeps lanes and
+-- rotation as they are; the second part of the queue's key, that two don't plan the same.
+-- Locks: the lanes that it changes, and the rotation of the queue.
+CREATE FUNCTION scheduler_extend(queue text, now_ms bigint) RETURNS void
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_queue CONSTANT text := $1;
+    v_messages integer;
+    r record;
+BEGIN
+    -- As it is now: somebody else may just have done it.
+    SELECT t.* INTO r FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
+    IF r.planned - r.place > r.ahead THEN
+        RETURN;
+    END IF;
+    v_messages := scheduler_plan(v_queue, r.vtime, r.vsince, now_ms, 2 * r.ahead - (r.planned - r.place)::integer, r.place,
+        r.planned);
+    UPDATE rotation t
+    SET lane_tag = coalesce(l.tag, 9223372036854775807), lane_since = coalesce(l.since, 9223372036854775807),
+        planned = t.planned + v_messages,
+        -- Where that came to nothing, it is not tried again at once.
+        ahead = CASE WHEN v_messages > 0 THEN t.ahead ELSE least(t.ahead, 2048) END,
+        plan_at = CASE WHEN v_messages > 0 THEN t.plan_at ELSE 2 * least(t.ahead, 2048) END
+    FROM (SELECT) AS one
+    LEFT JOIN LATERAL (
+        SELECT l.tag, l.since FROM lane l
+        WHERE l.queue = v_queue AND l.due = 0 AND (l.tag, l.since) > (r.vtime, r.vsince)
+        ORDER BY l.tag, l.since LIMIT 1) l ON true
+    WHERE t.queue = v_queue AND t.turn = r.turn;
+END
+$$;
+
 -- Folds up to max_signals signals into lanes and deletes them: the urgent ones, or the others.
 --
 -- Called by scheduler_serve, within the turn. horizon and open are rotation's: the signals that no fold has seen are
@@ -2761,15 +2832,17 @@ $$;
 
 -- Schedules up to max_messages messages of a queue ahead: finds their order and writes it to plan.
 --
--- Called by scheduler_serve, within the turn, where much is waiting and there is no plan: probing a channel and writing
--- its lane, which is most of what fairness costs, is then done once for several of its messages. Planned is only what
--- needs no second look when its time comes: messages of lanes without limits, and of each all but the last one that is
--- ready, so that the lane stays active. Nothing is planned where a lane would come up less than twice on average.
+-- Called by scheduler_serve, within the turn, and by scheduler_extend, where much is waiting and little is planned: probing
+-- a channel and writing its lane, which is most of what fairness costs, is then done once for several of its messages.
+-- Planned is only what needs no second look when its time comes: messages of lanes without limits, and of each all but
+-- the last one that is ready, so that the lane stays active. Nothing is planned where a lane would come up less than
+-- twice on average.
 -- Locks: the lanes that it changes.
 --
--- place is the last one that was served: the messages get those that follow. Returns how many were planned.
+-- place is that of the last message that was served, planned that of the last one that was planned: those that this
+-- plans follow it. Returns how many they are.
 CREATE FUNCTION scheduler_plan(
-    queue text, vtime bigint, vsince bigint, now_ms bigint, max_messages integer, place bigint
+    queue text, vtime bigint, vsince bigint, now_ms bigint, max_messages integer, place bigint, planned bigint
 ) RETURNS integer
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -2784,29 +2857,44 @@ AS $$
 DECLARE
     v_queue CONSTANT text := $1;
     v_place CONSTANT bigint := $6;
-    v_planned integer;
+    v_planned CONSTANT bigint := $7;
+    v_tag bigint := $2;
+    v_since bigint := $3;
+    v_messages integer;
 BEGIN
-    -- All of the plan before.
-    DELETE FROM plan p WHERE p.queue = v_queue AND p.place > v_place - 8192 AND p.place <= v_place;
+    -- No more than that has been served since this was last done.
+    DELETE FROM plan p WHERE p.queue = v_queue AND p.place > v_place - 16384 AND p.place <= v_place - 32;
+
+    -- All that competes comes after what is planned.
+    IF v_planned > v_place THEN
+        SELECT p.tags[v_planned - p.place + 1], p.sinces[v_planned - p.place + 1] INTO v_tag, v_since
+        FROM plan p
+        WHERE p.queue = v_queue AND p.place > v_planned - 32 AND p.place <= v_planned
+        ORDER BY p.place DESC LIMIT 1;
+        -- It was taken back just now.
+        IF NOT FOUND THEN
+            RETURN 0;
+        END IF;
+    END IF;
 
     WITH competing AS MATERIALIZED (
         SELECT l.ctid AS lane, l.channel, l.tag, l.since, l.weight, l.head_at, l.head_id,
             lane_step(1, l.weight)::double precision AS step,
             l.max_concurrency IS NULL AND l.release_interval = 0 AS is_free
         FROM lane l
-        WHERE l.queue = v_queue AND l.due = 0 AND (l.tag, l.since) > (vtime, vsince)
+        WHERE l.queue = v_queue AND l.due = 0 AND (l.tag, l.since) > (v_tag, v_since)
         ORDER BY l.tag, l.since
         LIMIT max_messages / 2 + 1
     -- How many messages each may get, if all cost 1: as in scheduler_serve.
     ), levels AS (
-        SELECT c.*, (max_messages - count(*) OVER w + sum((c.tag - vtime) / c.step) OVER w)
+        SELECT c.*, (max_messages - count(*) OVER w + sum((c.tag - v_tag) / c.step) OVER w)
             / sum(1 / c.step) OVER w AS level
         FROM competing c
         WHERE (SELECT count(*) <= max_messages / 2 AND bool_and(k.is_free) FROM competing k)
         WINDOW w AS (ORDER BY c.tag, c.since ROWS UNBOUNDED PRECEDING)
     ), shares AS (
         SELECT c.*, greatest(1, least(max_messages,
-            floor((min(c.level) OVER () - (c.tag - vtime)) / c.step + 0.000001) + 1))::integer AS share
+            floor((min(c.level) OVER () - (c.tag - v_tag)) / c.step + 0.000001) + 1))::integer AS share
         FROM levels c
     ), candidates AS MATERIALIZED (
         SELECT s.lane, s.channel, s.since, s.share, m.row, m.id, m.step, row_number() OVER w AS nth,
@@ -2836,7 +2924,7 @@ BEGIN
         GROUP BY p.lane
     ), written AS (
         INSERT INTO plan (queue, place, rows, ids, tags, sinces, channels)
-        SELECT v_queue, v_place + min(p.place),
+        SELECT v_queue, v_planned + min(p.place),
             array_agg(p.row ORDER BY p.place), array_agg(p.id ORDER BY p.place), array_agg(p.start ORDER BY p.place),
             array_agg(p.since ORDER BY p.place), array_agg(p.channel ORDER BY p.place)
         FROM planned p
@@ -2852,8 +2940,8 @@ BEGIN
         FROM moves v
         WHERE l.ctid = v.lane AND (SELECT c.messages > 0 FROM count c)
     )
-    SELECT c.messages INTO v_planned FROM count c;
-    RETURN v_planned;
+    SELECT c.messages INTO v_messages FROM count c;
+    RETURN v_messages;
 END
 $$;
 
@@ -3155,7 +3243,7 @@ BEGIN
         END IF;
         INSERT INTO rotation AS t
         SELECT v_queue, 0, 0, 0, 0, '0', '{}', '0', '{}', 'infinity', 9223372036854775807, -1, '',
-            q.max_concurrency, paused_until(q.paused, q.resume_at), 0, 0, v_now, 0, 0, 0, 0, plan_after()
+            q.max_concurrency, paused_until(q.paused, q.resume_at), 0, 0, v_now, 0, 0, 0, 0, plan_after(), NULL, NULL
         FROM (SELECT) AS one LEFT JOIN queue q ON q.name = v_queue
         RETURNING t.*, true AS has_urgent, true AS has_news, false AS has_taken INTO r;
     ELSIF greatest(r.news_from, r.urgent_from) > pg_snapshot_xmax(pg_current_snapshot()) THEN
@@ -3253,11 +3341,13 @@ BEGIN
 
         v_want := least(v_want, r.max_concurrency - r.running);
         EXIT WHEN v_want <= 0 OR r.paused_until > v_now;
-        -- A batch that gives its lanes much at once gains nothing from a plan.
-        IF r.ahead >= r.plan_at AND r.ahead >= 4 * v_want AND r.planned <= r.place THEN
-            r.planned := r.place + scheduler_plan(v_queue, r.vtime, r.vsince, v_now, r.ahead, r.place);
+        -- While as much is planned as the next ones will want, they take it side by side. A batch that gives its lanes much
+        -- at once gains nothing from a plan.
+        IF r.ahead >= r.plan_at AND r.ahead >= 4 * v_want AND r.planned - r.place < 8 * v_want THEN
+            v_got := scheduler_plan(v_queue, r.vtime, r.vsince, v_now, r.ahead, r.place, r.planned);
+            r.planned := r.planned + v_got;
             v_written := false;
-            IF r.planned = r.place THEN
+            IF v_got = 0 THEN
                 r.ahead := least(r.ahead, 2048);
                 r.plan_at := 2 * r.ahead;
             END IF;
@@ -3310,7 +3400,8 @@ BEGIN
                     running = CASE WHEN r.max_concurrency IS NULL THEN 0 ELSE r.running + s.messages END,
                     counted_from = r.counted_from, clock = r.clock, maintain_at = r.maintain_at,
                     place = r.place + s.messages, planned = r.planned, ahead = least(r.ahead + s.messages, 4096),
-                    plan_at = r.plan_at
+                    plan_at = r.plan_at, lane_tag = coalesce(v_lane_tag, 9223372036854775807),
+                    lane_since = coalesce(v_lane_since, 9223372036854775807)
                 FROM served s
                 WHERE t.queue = v_queue AND t.turn = r.turn AND s.is_good
             )
@@ -3424,7 +3515,7 @@ BEGIN
                     running = CASE WHEN r.max_concurrency IS NULL THEN 0 ELSE r.running + s.messages END,
                     counted_from = r.counted_from, clock = r.clock, maintain_at = r.maintain_at,
                     place = r.place, planned = r.planned, ahead = least(r.ahead + s.messages, 4096),
-                    plan_at = r.plan_at
+                    plan_at = r.plan_at, lane_tag = NULL, lane_since = NULL
                 FROM served s
                 WHERE t.queue = v_queue AND t.turn = r.turn AND s.is_simple
             )
@@ -3578,7 +3669,8 @@ BEGIN
                         + (SELECT count(*) FROM passed p WHERE p.is_counted)::integer END,
                 counted_from = r.counted_from, clock = r.clock, maintain_at = r.maintain_at,
                 place = r.place, planned = r.planned,
-                ahead = least(r.ahead + (SELECT count(*) FROM leased), 4096), plan_at = r.plan_at
+                ahead = least(r.ahead + (SELECT count(*) FROM leased), 4096), plan_at = r.plan_at,
+                lane_tag = NULL, lane_since = NULL
             WHERE t.queue = v_queue AND t.turn = r.turn
         )
         SELECT d.id, d.channel, d.attempt, d.payload, d.body, d.state, d.error, d.dequeue_at, d.cost, d.created_at,
@@ -3607,7 +3699,7 @@ BEGIN
             lease_floor = r.lease_floor, due_floor = r.due_floor, idle_floor = r.idle_floor, swept = r.swept,
             max_concurrency = r.max_concurrency, paused_until = r.paused_until, running = r.running,
             counted_from = r.counted_from, clock = r.clock, maintain_at = r.maintain_at, place = r.place,
-            planned = r.planned, ahead = r.ahead, plan_at = r.plan_at
+            planned = r.planned, ahead = r.ahead, plan_at = r.plan_at, lane_tag = NULL, lane_since = NULL
         WHERE t.queue = v_queue AND t.turn = r.turn;
     END IF;
 END

@@ -44,5 +44,9 @@ CREATE TABLE rotation (
     -- next ones are planned: as many again.
     ahead            integer     NOT NULL,
     plan_at          integer     NOT NULL,
+    -- The ready lane that comes first: what is planned before it can be taken without the turn. Null: who wants to know
+    -- has to look.
+    lane_tag         bigint,
+    lane_since       bigint,
     CONSTRAINT rotation_pkey PRIMARY KEY (queue, turn)
 ) WITH (autovacuum_vacuum_scale_factor = 0.05);

@@ -7,7 +7,8 @@
 -- Where nothing is to be done but to serve what is planned, this does it, side by side with other dequeues: it takes
 -- the first of the planned messages that nobody else has, or is about to take, and notes which (taken);
 -- scheduler_settle, in the next turn, moves on what the scheduler keeps. So dequeues of a long backlog wait for each
--- other once in 64 times, not each time, though they go in the same order. All else is scheduler_serve's.
+-- other once in 64 times, not each time, though they go in the same order. One of them plans on, meanwhile, before the
+-- plan is used up (scheduler_extend). All else is scheduler_serve's.
 --
 -- Locks: a share in the queue's turn, and the messages that it leases, until the end of the transaction. A share and
 -- the turn exclude each other, shares don't: whoever has the turn knows all that was leased, and while one has a
@@ -39,6 +40,7 @@ DECLARE
     -- Before anything is locked here.
     v_wrote CONSTANT boolean := pg_current_xact_id_if_assigned() IS NOT NULL;
     v_planned boolean;
+    v_extend boolean;
     v_clock timestamptz;
     v_now bigint;
     v_until timestamptz;
@@ -65,7 +67,9 @@ BEGIN
     END IF;
 
     FOR v_try IN 1..2 LOOP
-        SELECT t.planned > t.place INTO v_planned
+        SELECT t.planned > t.place AND t.lane_tag IS NOT NULL,
+            t.planned - t.place <= t.ahead AND t.ahead >= greatest(t.plan_at, 4 * max_messages)
+        INTO v_planned, v_extend
         FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
         EXIT WHEN v_planned IS NOT TRUE;
         BEGIN
@@ -80,12 +84,9 @@ BEGIN
             -- no lease that ran out, no lane that is due. Near the end of the plan, what others are about to take
             -- leaves too little.
             WITH state AS MATERIALIZED (
-                SELECT t.turn, k.place, k.messages, l.tag AS lane_tag, l.since AS lane_since
+                SELECT t.turn, k.place, k.messages, t.lane_tag, t.lane_since,
+                    pg_current_snapshot() AS snapshot
                 FROM (SELECT x.* FROM rotation x WHERE x.queue = v_queue ORDER BY x.turn DESC LIMIT 1) t
-                LEFT JOIN LATERAL (
-                    SELECT l.tag, l.since FROM lane l
-                    WHERE l.queue = v_queue AND l.due = 0 AND (l.tag, l.since) > (t.vtime, t.vsince)
-                    ORDER BY l.tag, l.since LIMIT 1) l ON true
                 CROSS JOIN LATERAL (
                     SELECT count(*) AS batches, coalesce(max(x.messages), 0)::integer AS messages,
                         -- Up to there all were taken.
@@ -94,19 +95,18 @@ BEGIN
                         SELECT k.place,
                             sum(cardinality(k.ids)) OVER (ORDER BY k.place ROWS UNBOUNDED PRECEDING) AS messages
                         FROM taken k WHERE k.queue = v_queue AND k.turn = t.turn) x) k
-                WHERE k.batches < 64 AND t.planned >= t.place + k.messages + 8 * max_messages
+                WHERE k.batches < 64 AND 2 * k.messages <= t.planned - t.place
+                    AND t.planned >= t.place + k.messages + 8 * max_messages
                     AND t.max_concurrency IS NULL AND (t.paused_until <= v_now) IS NOT FALSE
                     AND t.lease_floor > v_clock AND t.lease_floor <= v_until
                     AND t.due_floor > v_now AND t.maintain_at > v_now AND t.clock - 1000 <= v_now
                     AND greatest(t.news_from, t.urgent_from) <= pg_snapshot_xmax(pg_current_snapshot())
                     AND NOT EXISTS (
-                        SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid >= t.urgent_from)
+                        SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent = ANY ('{no,yes}')
+                            AND s.xid >= least(t.urgent_from, t.news_from))
                     AND NOT EXISTS (
-                        SELECT FROM signal s WHERE s.queue = v_queue AND NOT s.urgent AND s.xid >= t.news_from)
-                    AND NOT EXISTS (
-                        SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid = ANY (t.urgent_open))
-                    AND NOT EXISTS (
-                        SELECT FROM signal s WHERE s.queue = v_queue AND NOT s.urgent AND s.xid = ANY (t.news_open))
+                        SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent = ANY ('{no,yes}')
+                            AND s.xid = ANY (t.urgent_open || t.news_open))
             ), held AS MATERIALIZED (
                 SELECT n.row, n.id, n.place, m.row = n.row AS is_same
                 FROM state s
@@ -117,13 +117,13 @@ BEGIN
                     WHERE p.queue = v_queue AND p.place > s.place - 32
                         AND p.place <= s.place + s.messages + 32 * max_messages + 32
                         AND p.place + e.nth - 1 > s.place
-                        -- Those that come before the lane with the lowest tag.
-                        AND (s.lane_tag IS NULL OR (p.tags[e.nth], p.sinces[e.nth]) < (s.lane_tag, s.lane_since))
+                        AND (p.tags[e.nth], p.sinces[e.nth]) < (s.lane_tag, s.lane_since)
                     ORDER BY p.place) n
                 -- Locked one by one: a join might begin with all messages, where there seem to be few.
                 CROSS JOIN LATERAL (
                     SELECT m.ctid AS row FROM message m
                     WHERE m.ctid = n.row AND m.id = n.id AND m.leased_until IS NULL AND m.dequeue_at <= v_now
+                        AND NOT is_held(m.xmax, s.snapshot)
                     FOR NO KEY UPDATE SKIP LOCKED) m
                 LIMIT max_messages
             -- Those before the last one that were passed over are those that others have taken; or are about to take,
@@ -154,6 +154,9 @@ BEGIN
             RETURNING m.id, m.channel, m.attempt, m.payload, m.body, m.state, m.error, m.dequeue_at, m.cost,
                 m.created_at, m.leased_until, m.key, m.forgiven, m.first_leased_at;
             IF FOUND THEN
+                IF v_extend AND pg_try_advisory_xact_lock(queue_key(v_queue, 2)) THEN
+                    PERFORM scheduler_extend(v_queue, v_now);
+                END IF;
                 RETURN;
             END IF;
             -- Who has a share alone can have the turn without giving up the share, for which others may be waiting.

@@ -175,6 +175,11 @@ BEGIN
     FROM lanes l JOIN rotations r ON r.queue = l.queue
     WHERE l.due = 0 AND (l.tag, l.since) <= (r.vtime, r.vsince)
     UNION ALL
+    SELECT l.queue, l.channel, 'a ready lane before the first one', format('from (%s, %s) on', r.lane_tag, r.lane_since),
+        format('(%s, %s)', l.tag, l.since)
+    FROM lanes l JOIN rotations r ON r.queue = l.queue
+    WHERE l.due = 0 AND (l.tag, l.since) < (r.lane_tag, r.lane_since)
+    UNION ALL
     SELECT l.queue, min(l.channel), 'lanes with one activation', '1', format('%s lanes with %s', count(*), l.since)
     FROM lanes l
     WHERE l.due = 0

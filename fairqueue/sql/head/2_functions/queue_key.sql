@@ -1,5 +1,5 @@
 -- The keys of a queue's advisory locks, of this schema's queue of that name alone: part 0 is its turn, part 1 is for
--- who waits for the turn while others wait for a share in it.
+-- who waits for the turn while others wait for a share in it, part 2 for who plans while others have shares.
 --
 -- Called by scheduler_turn and message_dequeue. Takes no lock itself.
 CREATE FUNCTION queue_key(queue text, part integer DEFAULT 0) RETURNS bigint

@@ -29,7 +29,7 @@ BEGIN
     IF NOT FOUND THEN
         INSERT INTO rotation AS t
         SELECT v_queue, 0, coalesce(min(l.tag) FILTER (WHERE l.due = 0), max(l.tag), 0), 0, 0, '0', '{}', '0', '{}',
-            'infinity', 9223372036854775807, -1, '', NULL, NULL, 0, 0, v_now, 0, 0, 0, 0, plan_after()
+            'infinity', 9223372036854775807, -1, '', NULL, NULL, 0, 0, v_now, 0, 0, 0, 0, plan_after(), NULL, NULL
         FROM lane l WHERE l.queue = v_queue
         RETURNING t.* INTO r;
     END IF;
@@ -56,7 +56,7 @@ BEGIN
     SET turn = r.turn + 1, activations = r.activations, due_floor = r.due_floor, lease_floor = r.lease_floor,
         max_concurrency = r.max_concurrency, paused_until = r.paused_until, running = r.running,
         counted_from = r.turn, clock = v_now, idle_floor = -1, swept = '', planned = t.place, ahead = 0,
-        plan_at = plan_after(),
+        plan_at = plan_after(), lane_tag = NULL, lane_since = NULL,
         -- All signals are to be read again, whatever they say.
         news_from = '0', news_open = '{}', urgent_from = '0', urgent_open = '{}'
     WHERE t.queue = v_queue;

@@ -1,14 +1,16 @@
 -- Schedules up to max_messages messages of a queue ahead: finds their order and writes it to plan.
 --
--- Called by scheduler_serve, within the turn, where much is waiting and there is no plan: probing a channel and writing
--- its lane, which is most of what fairness costs, is then done once for several of its messages. Planned is only what
--- needs no second look when its time comes: messages of lanes without limits, and of each all but the last one that is
--- ready, so that the lane stays active. Nothing is planned where a lane would come up less than twice on average.
+-- Called by scheduler_serve, within the turn, and by scheduler_extend, where much is waiting and little is planned: probing
+-- a channel and writing its lane, which is most of what fairness costs, is then done once for several of its messages.
+-- Planned is only what needs no second look when its time comes: messages of lanes without limits, and of each all but
+-- the last one that is ready, so that the lane stays active. Nothing is planned where a lane would come up less than
+-- twice on average.
 -- Locks: the lanes that it changes.
 --
--- place is the last one that was served: the messages get those that follow. Returns how many were planned.
+-- place is that of the last message that was served, planned that of the last one that was planned: those that this
+-- plans follow it. Returns how many they are.
 CREATE FUNCTION scheduler_plan(
-    queue text, vtime bigint, vsince bigint, now_ms bigint, max_messages integer, place bigint
+    queue text, vtime bigint, vsince bigint, now_ms bigint, max_messages integer, place bigint, planned bigint
 ) RETURNS integer
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -23,29 +25,44 @@ AS $$
 DECLARE
     v_queue CONSTANT text := $1;
     v_place CONSTANT bigint := $6;
-    v_planned integer;
+    v_planned CONSTANT bigint := $7;
+    v_tag bigint := $2;
+    v_since bigint := $3;
+    v_messages integer;
 BEGIN
-    -- All of the plan before.
-    DELETE FROM plan p WHERE p.queue = v_queue AND p.place > v_place - 8192 AND p.place <= v_place;
+    -- No more than that has been served since this was last done.
+    DELETE FROM plan p WHERE p.queue = v_queue AND p.place > v_place - 16384 AND p.place <= v_place - 32;
+
+    -- All that competes comes after what is planned.
+    IF v_planned > v_place THEN
+        SELECT p.tags[v_planned - p.place + 1], p.sinces[v_planned - p.place + 1] INTO v_tag, v_since
+        FROM plan p
+        WHERE p.queue = v_queue AND p.place > v_planned - 32 AND p.place <= v_planned
+        ORDER BY p.place DESC LIMIT 1;
+        -- It was taken back just now.
+        IF NOT FOUND THEN
+            RETURN 0;
+        END IF;
+    END IF;
 
     WITH competing AS MATERIALIZED (
         SELECT l.ctid AS lane, l.channel, l.tag, l.since, l.weight, l.head_at, l.head_id,
             lane_step(1, l.weight)::double precision AS step,
             l.max_concurrency IS NULL AND l.release_interval = 0 AS is_free
         FROM lane l
-        WHERE l.queue = v_queue AND l.due = 0 AND (l.tag, l.since) > (vtime, vsince)
+        WHERE l.queue = v_queue AND l.due = 0 AND (l.tag, l.since) > (v_tag, v_since)
         ORDER BY l.tag, l.since
         LIMIT max_messages / 2 + 1
     -- How many messages each may get, if all cost 1: as in scheduler_serve.
     ), levels AS (
-        SELECT c.*, (max_messages - count(*) OVER w + sum((c.tag - vtime) / c.step) OVER w)
+        SELECT c.*, (max_messages - count(*) OVER w + sum((c.tag - v_tag) / c.step) OVER w)
             / sum(1 / c.step) OVER w AS level
         FROM competing c
         WHERE (SELECT count(*) <= max_messages / 2 AND bool_and(k.is_free) FROM competing k)
         WINDOW w AS (ORDER BY c.tag, c.since ROWS UNBOUNDED PRECEDING)
     ), shares AS (
         SELECT c.*, greatest(1, least(max_messages,
-            floor((min(c.level) OVER () - (c.tag - vtime)) / c.step + 0.000001) + 1))::integer AS share
+            floor((min(c.level) OVER () - (c.tag - v_tag)) / c.step + 0.000001) + 1))::integer AS share
         FROM levels c
     ), candidates AS MATERIALIZED (
         SELECT s.lane, s.channel, s.since, s.share, m.row, m.id, m.step, row_number() OVER w AS nth,
@@ -75,7 +92,7 @@ BEGIN
         GROUP BY p.lane
     ), written AS (
         INSERT INTO plan (queue, place, rows, ids, tags, sinces, channels)
-        SELECT v_queue, v_place + min(p.place),
+        SELECT v_queue, v_planned + min(p.place),
             array_agg(p.row ORDER BY p.place), array_agg(p.id ORDER BY p.place), array_agg(p.start ORDER BY p.place),
             array_agg(p.since ORDER BY p.place), array_agg(p.channel ORDER BY p.place)
         FROM planned p
@@ -91,7 +108,7 @@ BEGIN
         FROM moves v
         WHERE l.ctid = v.lane AND (SELECT c.messages > 0 FROM count c)
     )
-    SELECT c.messages INTO v_planned FROM count c;
-    RETURN v_planned;
+    SELECT c.messages INTO v_messages FROM count c;
+    RETURN v_messages;
 END
 $$;

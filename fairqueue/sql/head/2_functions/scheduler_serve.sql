@@ -77,7 +77,7 @@ BEGIN
         END IF;
         INSERT INTO rotation AS t
         SELECT v_queue, 0, 0, 0, 0, '0', '{}', '0', '{}', 'infinity', 9223372036854775807, -1, '',
-            q.max_concurrency, paused_until(q.paused, q.resume_at), 0, 0, v_now, 0, 0, 0, 0, plan_after()
+            q.max_concurrency, paused_until(q.paused, q.resume_at), 0, 0, v_now, 0, 0, 0, 0, plan_after(), NULL, NULL
         FROM (SELECT) AS one LEFT JOIN queue q ON q.name = v_queue
         RETURNING t.*, true AS has_urgent, true AS has_news, false AS has_taken INTO r;
     ELSIF greatest(r.news_from, r.urgent_from) > pg_snapshot_xmax(pg_current_snapshot()) THEN
@@ -175,11 +175,13 @@ BEGIN
 
         v_want := least(v_want, r.max_concurrency - r.running);
         EXIT WHEN v_want <= 0 OR r.paused_until > v_now;
-        -- A batch that gives its lanes much at once gains nothing from a plan.
-        IF r.ahead >= r.plan_at AND r.ahead >= 4 * v_want AND r.planned <= r.place THEN
-            r.planned := r.place + scheduler_plan(v_queue, r.vtime, r.vsince, v_now, r.ahead, r.place);
+        -- While as much is planned as the next ones will want, they take it side by side. A batch that gives its lanes much
+        -- at once gains nothing from a plan.
+        IF r.ahead >= r.plan_at AND r.ahead >= 4 * v_want AND r.planned - r.place < 8 * v_want THEN
+            v_got := scheduler_plan(v_queue, r.vtime, r.vsince, v_now, r.ahead, r.place, r.planned);
+            r.planned := r.planned + v_got;
             v_written := false;
-            IF r.planned = r.place THEN
+            IF v_got = 0 THEN
                 r.ahead := least(r.ahead, 2048);
                 r.plan_at := 2 * r.ahead;
             END IF;
@@ -232,7 +234,8 @@ BEGIN
                     running = CASE WHEN r.max_concurrency IS NULL THEN 0 ELSE r.running + s.messages END,
                     counted_from = r.counted_from, clock = r.clock, maintain_at = r.maintain_at,
                     place = r.place + s.messages, planned = r.planned, ahead = least(r.ahead + s.messages, 4096),
-                    plan_at = r.plan_at
+                    plan_at = r.plan_at, lane_tag = coalesce(v_lane_tag, 9223372036854775807),
+                    lane_since = coalesce(v_lane_since, 9223372036854775807)
                 FROM served s
                 WHERE t.queue = v_queue AND t.turn = r.turn AND s.is_good
             )
@@ -346,7 +349,7 @@ BEGIN
                     running = CASE WHEN r.max_concurrency IS NULL THEN 0 ELSE r.running + s.messages END,
                     counted_from = r.counted_from, clock = r.clock, maintain_at = r.maintain_at,
                     place = r.place, planned = r.planned, ahead = least(r.ahead + s.messages, 4096),
-                    plan_at = r.plan_at
+                    plan_at = r.plan_at, lane_tag = NULL, lane_since = NULL
                 FROM served s
                 WHERE t.queue = v_queue AND t.turn = r.turn AND s.is_simple
             )
@@ -500,7 +503,8 @@ BEGIN
                         + (SELECT count(*) FROM passed p WHERE p.is_counted)::integer END,
                 counted_from = r.counted_from, clock = r.clock, maintain_at = r.maintain_at,
                 place = r.place, planned = r.planned,
-                ahead = least(r.ahead + (SELECT count(*) FROM leased), 4096), plan_at = r.plan_at
+                ahead = least(r.ahead + (SELECT count(*) FROM leased), 4096), plan_at = r.plan_at,
+                lane_tag = NULL, lane_since = NULL
             WHERE t.queue = v_queue AND t.turn = r.turn
         )
         SELECT d.id, d.channel, d.attempt, d.payload, d.body, d.state, d.error, d.dequeue_at, d.cost, d.created_at,
@@ -529,7 +533,7 @@ BEGIN
             lease_floor = r.lease_floor, due_floor = r.due_floor, idle_floor = r.idle_floor, swept = r.swept,
             max_concurrency = r.max_concurrency, paused_until = r.paused_until, running = r.running,
             counted_from = r.counted_from, clock = r.clock, maintain_at = r.maintain_at, place = r.place,
-            planned = r.planned, ahead = r.ahead, plan_at = r.plan_at
+            planned = r.planned, ahead = r.ahead, plan_at = r.plan_at, lane_tag = NULL, lane_since = NULL
         WHERE t.queue = v_queue AND t.turn = r.turn;
     END IF;
 END

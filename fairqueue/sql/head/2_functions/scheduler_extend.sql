@@ -1,0 +1,37 @@
+-- Plans on behind what is planned, before that is used up: as many messages as were served in a row.
+--
+-- Called by message_dequeue, which has a share in the turn: while it plans, others take what was planned before. What
+-- comes before the end of that is left as it is, so the order stays the same. That a share is held keeps lanes and
+-- rotation as they are; the second part of the queue's key, that two don't plan the same.
+-- Locks: the lanes that it changes, and the rotation of the queue.
+CREATE FUNCTION scheduler_extend(queue text, now_ms bigint) RETURNS void
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_queue CONSTANT text := $1;
+    v_messages integer;
+    r record;
+BEGIN
+    -- As it is now: somebody else may just have done it.
+    SELECT t.* INTO r FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
+    IF r.planned - r.place > r.ahead THEN
+        RETURN;
+    END IF;
+    v_messages := scheduler_plan(v_queue, r.vtime, r.vsince, now_ms, 2 * r.ahead - (r.planned - r.place)::integer, r.place,
+        r.planned);
+    UPDATE rotation t
+    SET lane_tag = coalesce(l.tag, 9223372036854775807), lane_since = coalesce(l.since, 9223372036854775807),
+        planned = t.planned + v_messages,
+        -- Where that came to nothing, it is not tried again at once.
+        ahead = CASE WHEN v_messages > 0 THEN t.ahead ELSE least(t.ahead, 2048) END,
+        plan_at = CASE WHEN v_messages > 0 THEN t.plan_at ELSE 2 * least(t.ahead, 2048) END
+    FROM (SELECT) AS one
+    LEFT JOIN LATERAL (
+        SELECT l.tag, l.since FROM lane l
+        WHERE l.queue = v_queue AND l.due = 0 AND (l.tag, l.since) > (r.vtime, r.vsince)
+        ORDER BY l.tag, l.since LIMIT 1) l ON true
+    WHERE t.queue = v_queue AND t.turn = r.turn;
+END
+$$;
