@@ -200,7 +200,10 @@ def the_queue_is_paused(twins: Twins, until: int | None = BLOCKED) -> None:
 
 def the_queue_is_paused_and_resumed(twins: Twins) -> None:
     the_queue_is_paused(twins)
+    twins.put("new")
     assert twins.serve(5) == []
+    assert fq.check(twins.session) == []
+    twins.session.commit()
     the_queue_is_paused(twins, None)
 
 

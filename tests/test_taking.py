@@ -17,54 +17,12 @@ from tests.acts import lease_of, plan_ahead, put, sql, wait_until
 from tests.fixtures.connections import Raw
 from tests.invariants import check_invariants
 from tests.limiting import limit
-from tests.observing import impatient, observer, value, waits_for_a_lock
+from tests.observing import observer, value, waits_for_a_lock
+from tests.taking import CHANNELS, GATE, Ids, Named, dequeue, finish
 from tests.twins import planned
 
-CHANNELS = "abcdef"
-Ids = list[int]
 #: What happens between two dequeues, and how the transaction of the first ends: what both return.
 DequeueAfter = Callable[[Callable[[], None], str], tuple[Ids, Ids]]
-
-
-@pytest.fixture
-def order(session: Session) -> Ids:
-    """Six channels with 120 messages each, and a plan: the ids that are planned, in their order."""
-    for channel in CHANNELS:
-        put(session, channel, 120)
-    lease_of(session, 1)
-    plan_ahead(session, 600)
-    lease_of(session, 1)
-    plan_ahead(session, 0)
-    order = [id_ for _, id_ in planned(session)]
-    assert len(order) > 500
-    return order
-
-
-@pytest.fixture
-def workers(raw: Raw, database_url: str) -> list[psycopg.Connection]:
-    """Each in a transaction that ends when the test says so; waiting is an error to them."""
-    return [impatient(raw, database_url) for _ in range(4)]
-
-
-def dequeue(worker: psycopg.Connection, limit: int = 3) -> Ids:
-    return [id_ for (id_,) in worker.execute("SELECT id FROM fairqueue.message_dequeue('default', %s, 3600)", [limit])]
-
-
-def finish(session: Session, workers: list[psycopg.Connection], *done: Ids) -> None:
-    """All that is left is served, each message once."""
-    for worker in workers:
-        worker.commit()
-    check_invariants(session.connection())
-    session.commit()
-    served = [id_ for ids in done for id_ in ids]
-    while batch := lease_of(session, 40):
-        served += [message.id for message in batch]
-        check_invariants(session.connection())
-        session.commit()
-    leased = session.scalars(text("SELECT id FROM fairqueue.message WHERE leased_until IS NOT NULL")).all()
-    assert len(leased) == session.scalar(text("SELECT count(*) FROM fairqueue.message"))
-    assert len(served) == len(set(served))
-    assert set(served) <= set(leased)
 
 
 def test_none_waits_and_each_gets_the_next(session: Session, order: Ids, workers: list[psycopg.Connection]) -> None:
@@ -211,15 +169,24 @@ def test_a_channel_whose_turn_comes_within_the_batch(
     finish(session, workers, done, served)
 
 
+def news_of_each_kind(session: Session) -> Ids:
+    """All of them have been read, and much is planned: what was served meanwhile."""
+    put(session, "b")
+    limit(session, "b", weight=2)
+    served = lease_of(session, 12)
+    plan_ahead(session, 600)
+    served += lease_of(session, 1)
+    plan_ahead(session, 0)
+    return [message.id for message in served]
+
+
 def test_a_message_that_was_committed_late(
     session: Session, raw: Raw, database_url: str, order: Ids, workers: list[psycopg.Connection]
 ) -> None:
     """Though it was sent before the last turn: its channel has its place in the round."""
     late = raw(database_url)
     (id_,) = late.execute("INSERT INTO fairqueue.message (channel) VALUES ('late') RETURNING id").fetchone() or (0,)
-    put(session, "a")
-    turn = lease_of(session, 1)
-    done = [[message.id for message in turn], dequeue(workers[0], 1)]
+    done = [news_of_each_kind(session), dequeue(workers[0], 1)]
     workers[0].commit()
     late.commit()
     done.append(dequeue(workers[1], 7))
@@ -233,17 +200,14 @@ def test_a_limit_that_was_committed_late(
     """It was set before the last turn, and holds from the next dequeue on."""
     late = raw(database_url)
     late.execute("SELECT fairqueue.channel_set('a', max_concurrency => 1)")
-    limit(session, "b", weight=2)
-    done = [[message.id for message in lease_of(session, 12)]]
-    plan_ahead(session, 600)
-    done += [[message.id for message in lease_of(session, 1)], dequeue(workers[0], 1)]
+    done = [news_of_each_kind(session), dequeue(workers[0], 1)]
     workers[0].commit()
     late.commit()
     done.append(dequeue(workers[1], 24))
     workers[1].commit()
     of_a = session.scalars(text("SELECT id FROM fairqueue.message WHERE channel = 'a'")).all()
     assert {*done[0]} & {*of_a}
-    assert not {*done[3]} & {*of_a}
+    assert not {*done[2]} & {*of_a}
     check_invariants(session.connection(), caps=False)
 
 
@@ -256,40 +220,17 @@ def test_the_turn_comes_in_time(session: Session, order: Ids) -> None:
     assert session.scalar(text("SELECT ahead FROM fairqueue.rotation")) == 65
 
 
-#: Keys as they are, but that some wait for whoever has lock 42: "held 42" before it looks whether it is alone (at its
-#: second key, as the first is that of its share), and "first 42" before it looks whether it is the first.
-GATE = """
-CREATE OR REPLACE FUNCTION fairqueue.queue_key(queue text, part integer DEFAULT 0) RETURNS bigint
-LANGUAGE plpgsql AS $$
-DECLARE
-    v_name CONSTANT text := current_setting('application_name');
-BEGIN
-    IF v_name LIKE 'held %' THEN
-        PERFORM set_config('application_name', replace(v_name, 'held', 'next time'), true);
-    ELSIF v_name LIKE 'next time %' OR v_name LIKE 'first %' AND part = 1 THEN
-        PERFORM pg_advisory_xact_lock_shared(regexp_replace(v_name, '\\D', '', 'g')::bigint);
-    END IF;
-    RETURN hashtextextended('fairqueue.' || queue, 720720 + part);
-END
-$$
-"""
-
-
-@pytest.fixture
-def named(raw: Raw, database_url: str) -> Callable[[str], psycopg.Connection]:
-    """Connections with a name."""
-
-    def connect(name: str) -> psycopg.Connection:
-        connection = raw(database_url)
-        connection.execute("SELECT set_config('application_name', %s, false)", [name])
-        connection.commit()
-        return connection
-
-    return connect
+def test_the_turn_comes_before_much_has_been_taken(session: Session, order: Ids) -> None:
+    """So that there is time to plan on."""
+    taken = [
+        (len(lease_of(session, 20)), session.scalar(text("SELECT count(*) FROM fairqueue.taken"))) for _ in range(17)
+    ]
+    assert all(messages == 20 for messages, _ in taken)
+    assert [batches for _, batches in taken] == [*range(1, 16), 0, 1]
 
 
 def test_one_that_commits_while_another_is_at_it(
-    session: Session, order: Ids, raw: Raw, database_url: str, named: Callable[[str], psycopg.Connection]
+    session: Session, order: Ids, raw: Raw, database_url: str, named: Named
 ) -> None:
     """The other has seen that something is missing, not yet why, and is alone by then: still it needs no turn."""
     sql(session, GATE)
@@ -310,9 +251,7 @@ def test_one_that_commits_while_another_is_at_it(
     finish(session, [], *done)
 
 
-def test_one_takes_the_turn_for_all(
-    session: Session, order: Ids, raw: Raw, database_url: str, named: Callable[[str], psycopg.Connection]
-) -> None:
+def test_one_takes_the_turn_for_all(session: Session, order: Ids, raw: Raw, database_url: str, named: Named) -> None:
     """Those who come to it together wait for that one; then the plan serves them side by side again."""
     first, gate, watching = raw(database_url), raw(database_url), observer(raw, database_url)
     done = [dequeue(first), *([message.id for message in lease_of(session, 1)] for _ in range(64))]

@@ -1654,8 +1654,7 @@ BEGIN
     END IF;
 
     FOR v_try IN 1..2 LOOP
-        SELECT t.planned > t.place AND t.lane_tag IS NOT NULL,
-            t.planned - t.place <= t.ahead AND t.ahead >= greatest(t.plan_at, 4 * max_messages)
+        SELECT t.planned > t.place AND t.lane_tag IS NOT NULL, t.planned - t.place <= t.ahead AND t.ahead >= t.plan_at
         INTO v_planned, v_extend
         FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
         EXIT WHEN v_planned IS NOT TRUE;
@@ -2865,16 +2864,12 @@ BEGIN
     -- No more than that has been served since this was last done.
     DELETE FROM plan p WHERE p.queue = v_queue AND p.place > v_place - 16384 AND p.place <= v_place - 32;
 
-    -- All that competes comes after what is planned.
+    -- All that competes comes after what is planned; nothing does where that was just taken back.
     IF v_planned > v_place THEN
         SELECT p.tags[v_planned - p.place + 1], p.sinces[v_planned - p.place + 1] INTO v_tag, v_since
         FROM plan p
         WHERE p.queue = v_queue AND p.place > v_planned - 32 AND p.place <= v_planned
         ORDER BY p.place DESC LIMIT 1;
-        -- It was taken back just now.
-        IF NOT FOUND THEN
-            RETURN 0;
-        END IF;
     END IF;
 
     WITH competing AS MATERIALIZED (

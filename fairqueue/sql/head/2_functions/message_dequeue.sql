@@ -67,8 +67,7 @@ BEGIN
     END IF;
 
     FOR v_try IN 1..2 LOOP
-        SELECT t.planned > t.place AND t.lane_tag IS NOT NULL,
-            t.planned - t.place <= t.ahead AND t.ahead >= greatest(t.plan_at, 4 * max_messages)
+        SELECT t.planned > t.place AND t.lane_tag IS NOT NULL, t.planned - t.place <= t.ahead AND t.ahead >= t.plan_at
         INTO v_planned, v_extend
         FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
         EXIT WHEN v_planned IS NOT TRUE;

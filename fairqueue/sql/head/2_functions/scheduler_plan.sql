@@ -33,16 +33,12 @@ BEGIN
     -- No more than that has been served since this was last done.
     DELETE FROM plan p WHERE p.queue = v_queue AND p.place > v_place - 16384 AND p.place <= v_place - 32;
 
-    -- All that competes comes after what is planned.
+    -- All that competes comes after what is planned; nothing does where that was just taken back.
     IF v_planned > v_place THEN
         SELECT p.tags[v_planned - p.place + 1], p.sinces[v_planned - p.place + 1] INTO v_tag, v_since
         FROM plan p
         WHERE p.queue = v_queue AND p.place > v_planned - 32 AND p.place <= v_planned
         ORDER BY p.place DESC LIMIT 1;
-        -- It was taken back just now.
-        IF NOT FOUND THEN
-            RETURN 0;
-        END IF;
     END IF;
 
     WITH competing AS MATERIALIZED (

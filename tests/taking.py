@@ -1,0 +1,56 @@
+"""Dequeues side by side, each in a transaction that ends when the test says so."""
+
+from collections.abc import Callable, Sequence
+
+import psycopg
+from sqlalchemy import text
+from sqlalchemy.orm import Session
+
+from tests.acts import lease_of
+from tests.invariants import check_invariants
+
+CHANNELS = "abcdef"
+Ids = list[int]
+#: A connection with this name.
+Named = Callable[[str], psycopg.Connection]
+
+#: Keys as they are, but that some wait for whoever has lock 42: "held 42" before it looks whether it is alone (at its
+#: second key, as the first is that of its share), and "first 42" before it looks whether it is the first,
+#: "plans 42" before it plans.
+GATE = """
+CREATE OR REPLACE FUNCTION fairqueue.queue_key(queue text, part integer DEFAULT 0) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_name CONSTANT text := current_setting('application_name');
+BEGIN
+    IF v_name LIKE 'held %' THEN
+        PERFORM set_config('application_name', replace(v_name, 'held', 'next time'), true);
+    ELSIF v_name LIKE 'next time %' OR v_name LIKE 'first %' AND part = 1 OR v_name LIKE 'plans %' AND part = 2
+    THEN
+        PERFORM pg_advisory_xact_lock_shared(regexp_replace(v_name, '\\D', '', 'g')::bigint);
+    END IF;
+    RETURN hashtextextended('fairqueue.' || queue, 720720 + part);
+END
+$$
+"""
+
+
+def dequeue(worker: psycopg.Connection, limit: int = 3) -> Ids:
+    return [id_ for (id_,) in worker.execute("SELECT id FROM fairqueue.message_dequeue('default', %s, 3600)", [limit])]
+
+
+def finish(session: Session, workers: Sequence[psycopg.Connection], *done: Ids) -> None:
+    """All that is left is served, each message once."""
+    for worker in workers:
+        worker.commit()
+    check_invariants(session.connection())
+    session.commit()
+    served = [id_ for ids in done for id_ in ids]
+    while batch := lease_of(session, 40):
+        served += [message.id for message in batch]
+        check_invariants(session.connection())
+        session.commit()
+    leased = session.scalars(text("SELECT id FROM fairqueue.message WHERE leased_until IS NOT NULL")).all()
+    assert len(leased) == session.scalar(text("SELECT count(*) FROM fairqueue.message"))
+    assert len(served) == len(set(served))
+    assert set(served) <= set(leased)

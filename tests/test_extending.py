@@ -1,0 +1,191 @@
+"""Before a plan is used up, one dequeue plans on, while the others take what was planned before."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import psycopg
+import pytest
+from sqlalchemy import text
+from sqlalchemy.orm import Session
+
+import fairqueue as fq
+from tests.acts import lease_of, plan_ahead, put, sql, wait_until
+from tests.fixtures.connections import Raw
+from tests.invariants import check_invariants
+from tests.observing import observer, waits_for_a_lock
+from tests.taking import CHANNELS, GATE, Ids, Named, dequeue, finish
+from tests.twins import planned
+
+
+@pytest.fixture
+def watching(raw: Raw, database_url: str) -> psycopg.Connection:
+    return observer(raw, database_url)
+
+
+@pytest.fixture
+def short(session: Session) -> Ids:
+    """Six channels with 120 messages each, of which so few are planned that the next dequeue plans on."""
+    for channel in CHANNELS:
+        put(session, channel, 120)
+    lease_of(session, 1)
+    plan_ahead(session, 120)
+    lease_of(session, 1)
+    return [id_ for _, id_ in planned(session)]
+
+
+def ids_of(session: Session) -> Ids:
+    return [id_ for _, id_ in planned(session)]
+
+
+def check_rotates(session: Session) -> None:
+    """Each channel comes once in six, and its messages in their order."""
+    order = planned(session)
+    for place, (channel, id_) in enumerate(order[6:]):
+        assert order[place] == (channel, id_ - 1)
+
+
+def test_others_take_while_one_plans(session: Session, short: Ids, workers: list[psycopg.Connection]) -> None:
+    done = [dequeue(worker) for worker in workers[:3]]
+    assert done == [short[:3], short[3:6], short[6:9]]
+    workers[1].commit()
+    assert ids_of(session) == short[:3] + short[6:]
+    done.append(dequeue(workers[1], 6))
+    assert done[3] == short[9:15]
+    for worker in workers:
+        worker.commit()
+    order = ids_of(session)
+    assert order[: len(short) - 15] == short[15:]
+    assert len(order) > 200
+    check_rotates(session)
+    finish(session, workers, *done)
+
+
+def test_what_follows_is_taken_side_by_side(session: Session, short: Ids, workers: list[psycopg.Connection]) -> None:
+    done = [dequeue(workers[0], 6)]
+    workers[0].commit()
+    order = ids_of(session)
+    turn = session.scalar(text("SELECT turn FROM fairqueue.rotation"))
+    session.commit()
+    done += [dequeue(worker, 12) for worker in [workers[0], workers[1]] * 4]
+    done += [dequeue(worker, 12) for worker in workers]
+    assert [id_ for ids in done[1:] for id_ in ids] == order[: 12 * 12]
+    assert session.scalar(text("SELECT turn FROM fairqueue.rotation")) == turn
+    finish(session, workers, *done)
+
+
+def test_what_is_rolled_back_was_not_planned(session: Session, short: Ids, workers: list[psycopg.Connection]) -> None:
+    dequeue(workers[0])
+    dequeue(workers[1])
+    workers[0].rollback()
+    workers[1].commit()
+    assert ids_of(session) == short[:3] + short[6:]
+    assert dequeue(workers[2]) == short[:3]
+    workers[2].commit()
+    assert len(ids_of(session)) > 200
+    check_rotates(session)
+    finish(session, workers)
+
+
+def test_once_is_enough(session: Session, short: Ids, workers: list[psycopg.Connection]) -> None:
+    """Though the next one began before that was known; and no more is planned until half has been served."""
+    state = text("SELECT planned, xmin::text FROM fairqueue.rotation")
+    done = [dequeue(worker) for worker in workers]
+    for worker in workers:
+        worker.commit()
+    before = session.execute(state).one()
+    done += [dequeue(worker) for worker in workers]
+    for worker in workers:
+        worker.commit()
+    assert session.execute(state).one() == before
+    session.commit()
+    finish(session, workers, *done)
+
+
+def test_who_comes_too_late_to_plan(
+    session: Session, short: Ids, workers: list[psycopg.Connection], watching: psycopg.Connection, named: Named
+) -> None:
+    """When it began there was need of it, and when it comes to it, it has been done."""
+    sql(session, GATE)
+    gate, late = named("gate"), named("plans 42")
+    gate.execute("SELECT pg_advisory_lock(42)")
+    with ThreadPoolExecutor(1) as pool:
+        serving = pool.submit(dequeue, late)
+        wait_until(lambda: waits_for_a_lock(watching, late))
+        done = [dequeue(workers[0])]
+        workers[0].commit()
+        order = ids_of(session)
+        gate.execute("SELECT pg_advisory_unlock(42)")
+        done.append(serving.result())
+    late.commit()
+    assert done == [short[3:6], short[:3]]
+    assert ids_of(session) == order[3:]
+    finish(session, workers, *done)
+
+
+def test_a_turn_plans_on_where_too_little_is_left(session: Session, short: Ids) -> None:
+    """Too little to be taken side by side."""
+    plan_ahead(session, 0)
+    lease_of(session, 80)
+    plan_ahead(session, 300)
+    left = ids_of(session)
+    assert 20 < len(left) < 40
+    assert [message.id for message in lease_of(session, 5)] == left[:5]
+    assert len(ids_of(session)) > 300
+    check_rotates(session)
+
+
+def test_what_was_served_is_forgotten(session: Session, short: Ids) -> None:
+    """Of the plan, too, which never has more than is ahead, and what was served since it was last continued."""
+    sizes = set()
+    while lease_of(session, 7):
+        sizes.add(session.scalar(text("SELECT coalesce(sum(cardinality(ids)), 0) FROM fairqueue.plan")))
+        plan_ahead(session, 60)
+    assert 60 < max(sizes) < 4 * 60 + 120
+
+
+def test_where_nothing_can_be_planned(session: Session, workers: list[psycopg.Connection]) -> None:
+    """It isn't tried again each time."""
+    for channel in CHANNELS:
+        put(session, channel, 22)
+    lease_of(session, 1)
+    plan_ahead(session, 200)
+    lease_of(session, 1)
+    assert len(planned(session)) == 6 * 22 - 6 - 2
+    state = text("SELECT planned, ahead < plan_at AS is_off, xmin::text FROM fairqueue.rotation")
+    before = session.execute(state).one()
+    session.commit()
+    done = [dequeue(workers[0])]
+    workers[0].commit()
+    after = session.execute(state).one()
+    session.commit()
+    assert (before.planned, before.is_off, after.planned, after.is_off) == (before.planned, False, before.planned, True)
+    done.append(dequeue(workers[0]))
+    workers[0].commit()
+    assert session.execute(state).one() == after
+    finish(session, workers, *done)
+
+
+def test_a_channel_that_comes_before_what_follows(
+    session: Session, short: Ids, workers: list[psycopg.Connection]
+) -> None:
+    """It has its place in each round, those that were planned before it came and those that are planned then."""
+    dequeue(workers[0], 6)
+    late = put(session, "late", 40)
+    workers[0].commit()
+    check_rotates(session)
+    served = lease_of(session, 7 * 30)
+    assert [message.id for message in served if message.channel == "late"] == late[:30]
+    assert all({m.channel for m in served[k : k + 7]} == {*CHANNELS, "late"} for k in range(0, len(served), 7))
+    check_invariants(session.connection())
+
+
+def test_a_limit_that_is_set_meanwhile(session: Session, short: Ids, workers: list[psycopg.Connection]) -> None:
+    """It holds for what is planned behind its back, too."""
+    dequeue(workers[0], 6)
+    session.merge(fq.Channel("a", max_concurrency=3))
+    session.commit()
+    workers[0].commit()
+    served = lease_of(session, 200)
+    of_a = "SELECT count(*) FROM fairqueue.message WHERE channel = 'a' AND leased_until IS NOT NULL"
+    assert session.scalar(text(of_a)) == 3
+    assert len(served) == 200
+    check_invariants(session.connection())
