@@ -169,14 +169,20 @@ def test_a_channel_whose_turn_comes_within_the_batch(
     finish(session, workers, done, served)
 
 
-def news_of_each_kind(session: Session) -> Ids:
-    """All of them have been read, and much is planned: what was served meanwhile."""
+def news_of_each_kind(session: Session, waiting: str) -> Ids:
+    """All of them have been read, and much is planned: what was served meanwhile.
+
+    Of who is late now, nothing but the news of the kind ``waiting`` is awaited: as if the transaction had come to an end
+    before the others were read.
+    """
     put(session, "b")
     limit(session, "b", weight=2)
     served = lease_of(session, 12)
     plan_ahead(session, 600)
     served += lease_of(session, 1)
     plan_ahead(session, 0)
+    other = {"news_open": "urgent_open", "urgent_open": "news_open"}[waiting]
+    sql(session, f"UPDATE fairqueue.rotation SET {other} = '{{}}'")
     return [message.id for message in served]
 
 
@@ -186,7 +192,7 @@ def test_a_message_that_was_committed_late(
     """Though it was sent before the last turn: its channel has its place in the round."""
     late = raw(database_url)
     (id_,) = late.execute("INSERT INTO fairqueue.message (channel) VALUES ('late') RETURNING id").fetchone() or (0,)
-    done = [news_of_each_kind(session), dequeue(workers[0], 1)]
+    done = [news_of_each_kind(session, "news_open"), dequeue(workers[0], 1)]
     workers[0].commit()
     late.commit()
     done.append(dequeue(workers[1], 7))
@@ -200,7 +206,7 @@ def test_a_limit_that_was_committed_late(
     """It was set before the last turn, and holds from the next dequeue on."""
     late = raw(database_url)
     late.execute("SELECT fairqueue.channel_set('a', max_concurrency => 1)")
-    done = [news_of_each_kind(session), dequeue(workers[0], 1)]
+    done = [news_of_each_kind(session, "urgent_open"), dequeue(workers[0], 1)]
     workers[0].commit()
     late.commit()
     done.append(dequeue(workers[1], 24))
