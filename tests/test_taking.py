@@ -172,8 +172,8 @@ def test_a_channel_whose_turn_comes_within_the_batch(
 def news_of_each_kind(session: Session, waiting: str) -> Ids:
     """All of them have been read, and much is planned: what was served meanwhile.
 
-    Of who is late now, nothing but the news of the kind ``waiting`` is awaited: as if the transaction had come to an end
-    before the others were read.
+    Of who is late now, nothing but the news of the kind ``waiting`` is awaited: as if the transaction had come to its
+    end before the others were read.
     """
     put(session, "b")
     limit(session, "b", weight=2)
