@@ -16,12 +16,12 @@ from .base import CONCURRENCY, Working
 
 class FairqueueWorker(Fairqueue, Working):
     name = "fairqueue-worker"
-    about = "this project, by fq.Worker, a plain handler without a session, prefetch=50"
+    about = "this project, by fq.Worker, a plain handler without a session, prefetch=100"
     package = "fairqueue"
 
     def work(self, dsn: str, handle: Callable[[str], None], stop: threading.Event) -> None:
         engine = create_engine(embedded.sqlalchemy_url(dsn))
-        app = fq.Worker(engine, concurrency=CONCURRENCY, prefetch=50)
+        app = fq.Worker(engine, concurrency=CONCURRENCY, prefetch=100)
 
         @app.handler
         def job(message: fq.LeasedMessage) -> None:

@@ -409,7 +409,7 @@ CREATE INDEX queue_without_history ON queue (name) WHERE history_days = 0;
 --
 -- Besides the virtual time it holds the lower bounds from which every index scan of a dequeue starts, so that none
 -- walks over entries that are dead but, because of an old snapshot, not yet removable. The row itself is updated by
--- every dequeue that has the turn and does something; being keyed by a number that grows, it is read as the last entry
+-- every dequeue that has the turn and does something, and by who plans on without it; being keyed by a number that grows, it is read as the last entry
 -- of its index and costs the same however many dead versions lie before it.
 CREATE TABLE rotation (
     queue            text        NOT NULL,
@@ -1599,8 +1599,9 @@ REVOKE EXECUTE ON FUNCTION message_defer FROM PUBLIC;
 --
 -- Locks: a share in the queue's turn, and the messages that it leases, until the end of the transaction. A share and
 -- the turn exclude each other, shares don't: whoever has the turn knows all that was leased, and while one has a
--- share, nothing changes that the scheduler goes by. If it doesn't take what is planned: as scheduler_serve. Enqueues
--- and completions take none of these locks and never wait for them.
+-- share, nothing changes that the scheduler goes by, but behind the end of the plan. Whoever plans on: as
+-- scheduler_extend. If it doesn't take what is planned: as scheduler_serve. Enqueues and completions take none of these
+-- locks and never wait for them.
 CREATE FUNCTION message_dequeue(
     queue text DEFAULT 'default', max_messages integer DEFAULT 1, lease_seconds double precision DEFAULT 30,
     worker text DEFAULT NULL
@@ -2675,10 +2676,10 @@ $$;
 
 -- Plans on behind what is planned, before that is used up: as many messages as were served in a row.
 --
--- Called by message_dequeue, which has a share in the turn: while it plans, others take what was planned before. What
--- comes before the end of that is left as it is, so the order stays the same. That a share is held keeps lanes and
--- rotation as they are; the second part of the queue's key, that two don't plan the same.
--- Locks: the lanes that it changes, and the rotation of the queue.
+-- Called by message_dequeue, which has a share in the turn and part 2 of the queue's key: while it plans, others take
+-- what was planned before. All that it plans comes after that, so the order is the same as if it came later, and who
+-- began before its commit needn't know. The share keeps lanes and rotation as they are; the key, that two plan the same.
+-- Locks: the lanes that it changes, and the rotation of the queue, which nobody else writes.
 CREATE FUNCTION scheduler_extend(queue text, now_ms bigint) RETURNS void
 LANGUAGE plpgsql
 SET search_path FROM CURRENT

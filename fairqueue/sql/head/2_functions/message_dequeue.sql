@@ -12,8 +12,9 @@
 --
 -- Locks: a share in the queue's turn, and the messages that it leases, until the end of the transaction. A share and
 -- the turn exclude each other, shares don't: whoever has the turn knows all that was leased, and while one has a
--- share, nothing changes that the scheduler goes by. If it doesn't take what is planned: as scheduler_serve. Enqueues
--- and completions take none of these locks and never wait for them.
+-- share, nothing changes that the scheduler goes by, but behind the end of the plan. Whoever plans on: as
+-- scheduler_extend. If it doesn't take what is planned: as scheduler_serve. Enqueues and completions take none of these
+-- locks and never wait for them.
 CREATE FUNCTION message_dequeue(
     queue text DEFAULT 'default', max_messages integer DEFAULT 1, lease_seconds double precision DEFAULT 30,
     worker text DEFAULT NULL

@@ -1,9 +1,9 @@
 -- Plans on behind what is planned, before that is used up: as many messages as were served in a row.
 --
--- Called by message_dequeue, which has a share in the turn: while it plans, others take what was planned before. What
--- comes before the end of that is left as it is, so the order stays the same. That a share is held keeps lanes and
--- rotation as they are; the second part of the queue's key, that two don't plan the same.
--- Locks: the lanes that it changes, and the rotation of the queue.
+-- Called by message_dequeue, which has a share in the turn and part 2 of the queue's key: while it plans, others take
+-- what was planned before. All that it plans comes after that, so the order is the same as if it came later, and who
+-- began before its commit needn't know. The share keeps lanes and rotation as they are; the key, that two plan the same.
+-- Locks: the lanes that it changes, and the rotation of the queue, which nobody else writes.
 CREATE FUNCTION scheduler_extend(queue text, now_ms bigint) RETURNS void
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
