@@ -2,8 +2,8 @@
 --
 -- Besides the virtual time it holds the lower bounds from which every index scan of a dequeue starts, so that none
 -- walks over entries that are dead but, because of an old snapshot, not yet removable. The row itself is updated by
--- every dequeue that has the turn and does something, and by who plans on without it; being keyed by a number that grows, it is read as the last entry
--- of its index and costs the same however many dead versions lie before it.
+-- every dequeue that has the turn and does something, and by who plans on without it; being keyed by a number that
+-- grows, it is read as the last entry of its index and costs the same however many dead versions lie before it.
 CREATE TABLE rotation (
     queue            text        NOT NULL,
     turn             bigint      NOT NULL,
