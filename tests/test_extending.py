@@ -1,17 +1,20 @@
 """Before a plan is used up, one dequeue plans on, while the others take what was planned before."""
 
+import random
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import psycopg
 import pytest
-from sqlalchemy import text
+from sqlalchemy import NullPool, create_engine, text
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
 from tests.acts import lease_of, plan_ahead, put, sql, wait_until
 from tests.fixtures.connections import Raw
 from tests.invariants import check_invariants
-from tests.observing import observer, waits_for_a_lock
+from tests.observing import observer, value, waits_for_a_lock
 from tests.taking import CHANNELS, GATE, Ids, Named, dequeue, finish
 from tests.twins import planned
 
@@ -191,4 +194,44 @@ def test_a_limit_that_is_set_meanwhile(session: Session, short: Ids, workers: li
     of_a = "SELECT count(*) FROM fairqueue.message WHERE channel = 'a' AND leased_until IS NOT NULL"
     assert session.scalar(text(of_a)) == 3
     assert len(served) == 200
+    check_invariants(session.connection())
+
+
+def test_they_die_at_any_time(session: Session, database_url: str, watching: psycopg.Connection) -> None:
+    """Who plans, too: what is left is served by the others, each message once, and the scheduler is never wrong."""
+    for number in range(20):
+        put(session, f"c{number}", 50)
+    lease_of(session, 1)
+    mortals = create_engine(database_url, connect_args={"application_name": "mortal"}, poolclass=NullPool)
+
+    def work(seed: int) -> Ids:
+        dice = random.Random(seed)  # noqa: S311
+        served: Ids = []
+        while True:
+            with suppress(OperationalError), Session(mortals) as worker:
+                while batch := lease_of(worker, dice.randint(1, 8)):
+                    served += [message.id for message in batch]
+                return served
+
+    kill = """
+        SELECT count(pg_terminate_backend(pid)) FROM (
+            SELECT pid FROM pg_stat_activity
+            WHERE application_name = 'mortal' AND datname = current_database() AND state <> 'idle'
+            ORDER BY random() LIMIT 1) a"""
+    killed, leased = 0, 0
+    with ThreadPoolExecutor(4) as threads:
+        working = [threads.submit(work, seed) for seed in range(4)]
+        while not all(future.done() for future in working):
+            assert fq.check(session) == []
+            now = session.scalar(text("SELECT count(*) FROM fairqueue.message WHERE leased_until IS NOT NULL")) or 0
+            session.commit()
+            if now >= leased + 20:
+                leased = now
+                plan_ahead(session, 60)  # so that there is often need of more
+                killed += int(str(value(watching, kill)))
+    served = [id_ for future in working for id_ in future.result()]
+    assert len(served) == len(set(served))
+    assert session.scalars(text("SELECT id FROM fairqueue.message WHERE leased_until IS NULL")).all() == []
+    assert killed > 5
+    assert (session.scalar(text("SELECT planned FROM fairqueue.rotation")) or 0) > 300
     check_invariants(session.connection())

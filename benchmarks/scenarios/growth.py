@@ -57,8 +57,8 @@ _NUMBERS = {
         large=((100_000, 10_000),),
         crowd=10_000,
         passed=50_000,
-        calls={1: 40, 100: 10},
-        patience=0.3,
+        calls={1: 100, 100: 20},
+        patience=0.5,
     ),
     "full": Numbers(
         small=(10_000, 100),
