@@ -184,6 +184,15 @@ def test_a_channel_that_comes_before_what_follows(
     check_invariants(session.connection())
 
 
+def test_a_channel_that_comes_is_in_the_next_plan(session: Session, short: Ids) -> None:
+    """As the one that there is isn't continued before it."""
+    put(session, "late", 120)
+    served = 0
+    while not any(channel == "late" for channel, _ in planned(session)):
+        served += len(lease_of(session, 2))
+        assert served < 300
+
+
 def test_a_limit_that_is_set_meanwhile(session: Session, short: Ids, workers: list[psycopg.Connection]) -> None:
     """It holds for what is planned behind its back, too."""
     dequeue(workers[0], 6)

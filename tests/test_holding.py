@@ -4,9 +4,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
+from sqlalchemy import text
 from sqlalchemy.orm import Session
 
-from tests.acts import lease_of, put, sql, wait_until
+from tests.acts import put, sql, wait_until
 from tests.fixtures.connections import Raw
 from tests.observing import impatient, observer, value, waits_for_a_lock
 from tests.taking import Ids, dequeue, finish
@@ -26,7 +27,7 @@ class Row:
 
     def held(self, snapshot: object) -> object:
         """By the version that this snapshot sees, which is the only one that was not updated."""
-        query = "SELECT fairqueue.is_held(xmax, %s::pg_snapshot) FROM fairqueue.message"
+        query = "SELECT fairqueue.row_is_held(ctid, xmax, %s::pg_snapshot) FROM fairqueue.message"
         return value(self.watching, query, snapshot)
 
 
@@ -69,14 +70,11 @@ def test_somebody_gave_it_back(row: Row) -> None:
     assert row.held(row.snapshot()) is False
 
 
-def test_somebody_has_locked_it_since(row: Row) -> None:
-    """That it was locked and not changed can't be told as long as somebody began before; then it can."""
+def test_somebody_has_locked_it(row: Row) -> None:
+    """And has let go of it, which doesn't show in the row, while others are under way who began before."""
     row.second.execute("SELECT pg_current_xact_id()")
-    before = row.snapshot()
     row.first.execute(LOCK.format("UPDATE").encode())
     row.first.commit()
-    assert row.held(before) is True
-    row.second.rollback()
     assert row.held(row.snapshot()) is False
 
 
@@ -89,16 +87,16 @@ def test_several_have_locked_it(row: Row) -> None:
         assert row.held(f"{low}:{high}:") in (True, False)
 
 
-#: is_held waits, when "held 42" asks, for whoever has lock 42.
+#: row_is_held waits, when "held 42" asks, for whoever has lock 42.
 GATE = """
-ALTER FUNCTION fairqueue.is_held RENAME TO is_held_by_somebody;
-CREATE FUNCTION fairqueue.is_held(xmax xid, snapshot pg_snapshot) RETURNS boolean
+ALTER FUNCTION fairqueue.row_is_held RENAME TO row_is_held_by_somebody;
+CREATE FUNCTION fairqueue.row_is_held(place tid, xmax xid, snapshot pg_snapshot) RETURNS boolean
 LANGUAGE plpgsql AS $$
 BEGIN
     IF current_setting('application_name') = 'held 42' THEN
         PERFORM pg_advisory_xact_lock_shared(42);
     END IF;
-    RETURN fairqueue.is_held_by_somebody(xmax, snapshot);
+    RETURN fairqueue.row_is_held_by_somebody(place, xmax, snapshot);
 END
 $$
 """
@@ -114,6 +112,8 @@ def test_what_others_get_meanwhile_is_theirs_at_once(
     slow.commit()
     gate.execute("SELECT pg_advisory_lock(42)")
     done = [dequeue(worker) for worker in workers[:2]]
+    session.execute(text("SELECT pg_current_xact_id()"))
+    session.commit()  # somebody who began later has come to an end
     with ThreadPoolExecutor(1) as pool:
         serving = pool.submit(dequeue, slow)
         wait_until(lambda: waits_for_a_lock(watching, slow))
@@ -134,8 +134,6 @@ def test_what_a_user_had_locked_is_served(session: Session, order: Ids, workers:
     old.execute("SELECT pg_current_xact_id()")
     session.connection().exec_driver_sql(LOCK.format("KEY SHARE"))
     session.commit()
-    assert [message.id for message in lease_of(session, 5)] == order[:5]
-    old.rollback()
-    done = [dequeue(worker) for worker in workers]
-    assert done == [order[5:8], order[8:11], order[11:14], order[14:17]]
-    finish(session, workers, order[:5], *done)
+    done = [dequeue(worker) for worker in workers[:3]]
+    assert done == [order[:3], order[3:6], order[6:9]]
+    finish(session, workers, *done)

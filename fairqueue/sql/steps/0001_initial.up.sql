@@ -929,20 +929,6 @@ $$;
 
 REVOKE EXECUTE ON FUNCTION history_release FROM PUBLIC;
 
--- Whether the transaction that has locked or changed a row, its xmax, is under way, or has done so since the snapshot.
---
--- Called by message_dequeue, into whose statement it is expanded: who passes over what others take needn't touch it. To
--- try to lock a row that was changed since the snapshot would lock what it has become, which is somebody else's. Where
--- several have locked a row this may say anything, but is no error. Takes no lock.
-CREATE FUNCTION is_held(xmax xid, snapshot pg_snapshot) RETURNS boolean
-LANGUAGE sql VOLATILE PARALLEL SAFE
-RETURN CASE
-    WHEN xmax = '0'::xid OR age(xmax) > age(pg_snapshot_xmin(snapshot)::xid) THEN false
-    WHEN age(xmax) <= age(pg_snapshot_xmax(snapshot)::xid) THEN true
-    ELSE coalesce(pg_xact_status(greatest(
-        pg_snapshot_xmax(snapshot)::text::bigint + age(pg_snapshot_xmax(snapshot)::xid) - age(xmax), 0)::text::xid8)
-        <> 'aborted', false) END;
-
 -- Whether a message is leased, from its leased_until.
 --
 -- Called by the functions that end or extend leases, which find messages by id; takes no lock. Not IS NOT NULL: the
@@ -950,6 +936,16 @@ RETURN CASE
 CREATE FUNCTION is_leased(leased_until timestamptz) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN coalesce(leased_until, '-infinity') > '-infinity';
+
+-- Whether a version of a message is the one that is valid now, not when the calling statement began.
+--
+-- Called by row_is_held; takes no lock.
+CREATE FUNCTION is_there(place tid) RETURNS boolean
+LANGUAGE sql VOLATILE
+SET search_path FROM CURRENT
+AS $$
+    SELECT EXISTS (SELECT FROM message m WHERE m.ctid = $1);
+$$;
 
 -- When a lane may next be served, as lane.due says it: 0, a time, 2^63-1 for "when a signal says so", or null for a
 -- lane without a message (head_at null).
@@ -1689,11 +1685,13 @@ BEGIN
                     AND t.due_floor > v_now AND t.maintain_at > v_now AND t.clock - 1000 <= v_now
                     AND greatest(t.news_from, t.urgent_from) <= pg_snapshot_xmax(pg_current_snapshot())
                     AND NOT EXISTS (
-                        SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent = ANY ('{no,yes}')
-                            AND s.xid >= least(t.urgent_from, t.news_from))
+                        SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid >= t.urgent_from)
                     AND NOT EXISTS (
-                        SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent = ANY ('{no,yes}')
-                            AND s.xid = ANY (t.urgent_open || t.news_open))
+                        SELECT FROM signal s WHERE s.queue = v_queue AND NOT s.urgent AND s.xid >= t.news_from)
+                    AND NOT EXISTS (
+                        SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid = ANY (t.urgent_open))
+                    AND NOT EXISTS (
+                        SELECT FROM signal s WHERE s.queue = v_queue AND NOT s.urgent AND s.xid = ANY (t.news_open))
             ), held AS MATERIALIZED (
                 SELECT n.row, n.id, n.place, m.row = n.row AS is_same
                 FROM state s
@@ -1710,7 +1708,7 @@ BEGIN
                 CROSS JOIN LATERAL (
                     SELECT m.ctid AS row FROM message m
                     WHERE m.ctid = n.row AND m.id = n.id AND m.leased_until IS NULL AND m.dequeue_at <= v_now
-                        AND NOT is_held(m.xmax, s.snapshot)
+                        AND NOT row_is_held(m.ctid, m.xmax, s.snapshot)
                     FOR NO KEY UPDATE SKIP LOCKED) m
                 LIMIT max_messages
             -- Those before the last one that were passed over are those that others have taken; or are about to take,
@@ -2559,6 +2557,24 @@ $$;
 
 REVOKE EXECUTE ON FUNCTION queue_unlisten FROM PUBLIC;
 
+-- Whether the transaction that has locked or changed a row, its xmax, is under way, or has changed it since the snapshot.
+--
+-- Called by message_dequeue, into whose statement it is expanded: who passes over what others take needn't touch it. To
+-- try to lock a row that was changed since the snapshot would lock what it has become, which is somebody else's. An old
+-- xmax that is still there was a mere lock. Where several have locked a row, xmax is no transaction, and this may be
+-- wrong while they do; a number that is far from those of transactions says nothing. Takes no lock.
+CREATE FUNCTION row_is_held(place tid, xmax xid, snapshot pg_snapshot) RETURNS boolean
+LANGUAGE sql VOLATILE
+RETURN CASE
+    WHEN xmax = '0'::xid OR age(xmax) > age(pg_snapshot_xmin(snapshot)::xid) THEN false
+    WHEN age(xmax) <= age(pg_snapshot_xmax(snapshot)::xid) THEN age(xmax) > -1000000
+    ELSE CASE pg_xact_status((
+            pg_snapshot_xmax(snapshot)::text::bigint + age(pg_snapshot_xmax(snapshot)::xid) - age(xmax))::text::xid8)
+        WHEN 'in progress' THEN true
+        WHEN 'committed' THEN NOT is_there(place)
+        ELSE false END
+    END;
+
 -- Brings the lanes of some channels up to date with what is known of these.
 --
 -- Called by scheduler_fold, scheduler_sweep and scheduler_rebuild, within the turn. For each channel: (ats[i], ids[i])
@@ -2865,12 +2881,20 @@ BEGIN
     -- No more than that has been served since this was last done.
     DELETE FROM plan p WHERE p.queue = v_queue AND p.place > v_place - 16384 AND p.place <= v_place - 32;
 
-    -- All that competes comes after what is planned; nothing does where that was just taken back.
+    -- What is planned is continued only where all lanes stand behind it: one that came since would never get into it.
     IF v_planned > v_place THEN
         SELECT p.tags[v_planned - p.place + 1], p.sinces[v_planned - p.place + 1] INTO v_tag, v_since
         FROM plan p
         WHERE p.queue = v_queue AND p.place > v_planned - 32 AND p.place <= v_planned
         ORDER BY p.place DESC LIMIT 1;
+        -- Not found: it was taken back just now.
+        IF NOT FOUND OR EXISTS (
+            SELECT FROM lane l
+            WHERE l.queue = v_queue AND l.due = 0 AND (l.tag, l.since) > (vtime, vsince)
+                AND (l.tag, l.since) < (v_tag, v_since))
+        THEN
+            RETURN 0;
+        END IF;
     END IF;
 
     WITH competing AS MATERIALIZED (
@@ -3343,7 +3367,7 @@ BEGIN
             v_got := scheduler_plan(v_queue, r.vtime, r.vsince, v_now, r.ahead, r.place, r.planned);
             r.planned := r.planned + v_got;
             v_written := false;
-            IF v_got = 0 THEN
+            IF v_got = 0 AND r.planned = r.place THEN
                 r.ahead := least(r.ahead, 2048);
                 r.plan_at := 2 * r.ahead;
             END IF;

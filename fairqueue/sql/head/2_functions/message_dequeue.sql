@@ -102,11 +102,13 @@ BEGIN
                     AND t.due_floor > v_now AND t.maintain_at > v_now AND t.clock - 1000 <= v_now
                     AND greatest(t.news_from, t.urgent_from) <= pg_snapshot_xmax(pg_current_snapshot())
                     AND NOT EXISTS (
-                        SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent = ANY ('{no,yes}')
-                            AND s.xid >= least(t.urgent_from, t.news_from))
+                        SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid >= t.urgent_from)
                     AND NOT EXISTS (
-                        SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent = ANY ('{no,yes}')
-                            AND s.xid = ANY (t.urgent_open || t.news_open))
+                        SELECT FROM signal s WHERE s.queue = v_queue AND NOT s.urgent AND s.xid >= t.news_from)
+                    AND NOT EXISTS (
+                        SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid = ANY (t.urgent_open))
+                    AND NOT EXISTS (
+                        SELECT FROM signal s WHERE s.queue = v_queue AND NOT s.urgent AND s.xid = ANY (t.news_open))
             ), held AS MATERIALIZED (
                 SELECT n.row, n.id, n.place, m.row = n.row AS is_same
                 FROM state s
@@ -123,7 +125,7 @@ BEGIN
                 CROSS JOIN LATERAL (
                     SELECT m.ctid AS row FROM message m
                     WHERE m.ctid = n.row AND m.id = n.id AND m.leased_until IS NULL AND m.dequeue_at <= v_now
-                        AND NOT is_held(m.xmax, s.snapshot)
+                        AND NOT row_is_held(m.ctid, m.xmax, s.snapshot)
                     FOR NO KEY UPDATE SKIP LOCKED) m
                 LIMIT max_messages
             -- Those before the last one that were passed over are those that others have taken; or are about to take,

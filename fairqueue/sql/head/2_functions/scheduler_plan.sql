@@ -33,12 +33,20 @@ BEGIN
     -- No more than that has been served since this was last done.
     DELETE FROM plan p WHERE p.queue = v_queue AND p.place > v_place - 16384 AND p.place <= v_place - 32;
 
-    -- All that competes comes after what is planned; nothing does where that was just taken back.
+    -- What is planned is continued only where all lanes stand behind it: one that came since would never get into it.
     IF v_planned > v_place THEN
         SELECT p.tags[v_planned - p.place + 1], p.sinces[v_planned - p.place + 1] INTO v_tag, v_since
         FROM plan p
         WHERE p.queue = v_queue AND p.place > v_planned - 32 AND p.place <= v_planned
         ORDER BY p.place DESC LIMIT 1;
+        -- Not found: it was taken back just now.
+        IF NOT FOUND OR EXISTS (
+            SELECT FROM lane l
+            WHERE l.queue = v_queue AND l.due = 0 AND (l.tag, l.since) > (vtime, vsince)
+                AND (l.tag, l.since) < (v_tag, v_since))
+        THEN
+            RETURN 0;
+        END IF;
     END IF;
 
     WITH competing AS MATERIALIZED (

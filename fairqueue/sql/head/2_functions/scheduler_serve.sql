@@ -181,7 +181,7 @@ BEGIN
             v_got := scheduler_plan(v_queue, r.vtime, r.vsince, v_now, r.ahead, r.place, r.planned);
             r.planned := r.planned + v_got;
             v_written := false;
-            IF v_got = 0 THEN
+            IF v_got = 0 AND r.planned = r.place THEN
                 r.ahead := least(r.ahead, 2048);
                 r.plan_at := 2 * r.ahead;
             END IF;
