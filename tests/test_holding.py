@@ -85,6 +85,9 @@ def test_several_have_locked_it(row: Row) -> None:
     assert row.held(row.snapshot()) in (True, False)
     for low, high in ((3, 3), (3, 10**6), (2**40 + 3, 2**41 + 3)):
         assert row.held(f"{low}:{high}:") in (True, False)
+    # Where it can't even be one.
+    far = "SELECT fairqueue.row_is_held('(0,1)', '1500000000', pg_current_snapshot())"
+    assert value(row.watching, far) is False
 
 
 #: row_is_held waits, when "held 42" asks, for whoever has lock 42.
