@@ -6,8 +6,9 @@ import psycopg
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
-from tests.acts import lease_of
+from tests.acts import lease_of, plan_ahead, put
 from tests.invariants import check_invariants
+from tests.twins import planned
 
 CHANNELS = "abcdef"
 Ids = list[int]
@@ -33,6 +34,20 @@ BEGIN
 END
 $$
 """
+
+
+def ids_planned(session: Session) -> Ids:
+    """In their order."""
+    return [id_ for _, id_ in planned(session)]
+
+
+def backlog(session: Session, ahead: int) -> None:
+    """Six channels with 120 messages each, of which about so many are planned."""
+    for channel in CHANNELS:
+        put(session, channel, 120)
+    lease_of(session, 1)
+    plan_ahead(session, ahead)
+    lease_of(session, 1)
 
 
 def dequeue(worker: psycopg.Connection, limit: int = 3) -> Ids:

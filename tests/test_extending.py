@@ -12,31 +12,17 @@ from sqlalchemy.orm import Session
 
 import fairqueue as fq
 from tests.acts import lease_of, plan_ahead, put, sql, wait_until
-from tests.fixtures.connections import Raw
 from tests.invariants import check_invariants
-from tests.observing import observer, value, waits_for_a_lock
-from tests.taking import CHANNELS, GATE, Ids, Named, dequeue, finish
+from tests.observing import value, waits_for_a_lock
+from tests.taking import CHANNELS, GATE, Ids, Named, backlog, dequeue, finish, ids_planned
 from tests.twins import planned
-
-
-@pytest.fixture
-def watching(raw: Raw, database_url: str) -> psycopg.Connection:
-    return observer(raw, database_url)
 
 
 @pytest.fixture
 def short(session: Session) -> Ids:
     """Six channels with 120 messages each, of which so few are planned that the next dequeue plans on."""
-    for channel in CHANNELS:
-        put(session, channel, 120)
-    lease_of(session, 1)
-    plan_ahead(session, 120)
-    lease_of(session, 1)
-    return [id_ for _, id_ in planned(session)]
-
-
-def ids_of(session: Session) -> Ids:
-    return [id_ for _, id_ in planned(session)]
+    backlog(session, 120)
+    return ids_planned(session)
 
 
 def check_rotates(session: Session) -> None:
@@ -50,12 +36,12 @@ def test_others_take_while_one_plans(session: Session, short: Ids, workers: list
     done = [dequeue(worker) for worker in workers[:3]]
     assert done == [short[:3], short[3:6], short[6:9]]
     workers[1].commit()
-    assert ids_of(session) == short[:3] + short[6:]
+    assert ids_planned(session) == short[:3] + short[6:]
     done.append(dequeue(workers[1], 6))
     assert done[3] == short[9:15]
     for worker in workers:
         worker.commit()
-    order = ids_of(session)
+    order = ids_planned(session)
     assert order[: len(short) - 15] == short[15:]
     assert len(order) > 200
     check_rotates(session)
@@ -65,7 +51,7 @@ def test_others_take_while_one_plans(session: Session, short: Ids, workers: list
 def test_what_follows_is_taken_side_by_side(session: Session, short: Ids, workers: list[psycopg.Connection]) -> None:
     done = [dequeue(workers[0], 6)]
     workers[0].commit()
-    order = ids_of(session)
+    order = ids_planned(session)
     turn = session.scalar(text("SELECT turn FROM fairqueue.rotation"))
     session.commit()
     done += [dequeue(worker, 12) for worker in [workers[0], workers[1]] * 4]
@@ -80,10 +66,10 @@ def test_what_is_rolled_back_was_not_planned(session: Session, short: Ids, worke
     dequeue(workers[1])
     workers[0].rollback()
     workers[1].commit()
-    assert ids_of(session) == short[:3] + short[6:]
+    assert ids_planned(session) == short[:3] + short[6:]
     assert dequeue(workers[2]) == short[:3]
     workers[2].commit()
-    assert len(ids_of(session)) > 200
+    assert len(ids_planned(session)) > 200
     check_rotates(session)
     finish(session, workers)
 
@@ -132,10 +118,10 @@ def test_a_turn_plans_on_where_too_little_is_left(session: Session, short: Ids) 
     plan_ahead(session, 0)
     lease_of(session, 80)
     plan_ahead(session, 300)
-    left = ids_of(session)
+    left = ids_planned(session)
     assert 20 < len(left) < 40
     assert [message.id for message in lease_of(session, 5)] == left[:5]
-    assert len(ids_of(session)) > 300
+    assert len(ids_planned(session)) > 300
     check_rotates(session)
 
 

@@ -18,8 +18,7 @@ from tests.fixtures.connections import Raw
 from tests.invariants import check_invariants
 from tests.limiting import limit
 from tests.observing import observer, value, waits_for_a_lock
-from tests.taking import CHANNELS, GATE, Ids, Named, dequeue, finish
-from tests.twins import planned
+from tests.taking import CHANNELS, GATE, Ids, Named, dequeue, finish, ids_planned
 
 #: What happens between two dequeues, and how the transaction of the first ends: what both return.
 DequeueAfter = Callable[[Callable[[], None], str], tuple[Ids, Ids]]
@@ -162,7 +161,7 @@ def test_a_channel_whose_turn_comes_within_the_batch(
     plan_ahead(session, 600)
     lease_of(session, 1)
     (last,) = session.scalars(text("SELECT max(id) FROM fairqueue.message"))
-    assert last not in {id_ for _, id_ in planned(session)}
+    assert last not in ids_planned(session)
     done, served = dequeue_after(lambda: None, "commit")
     assert len(served) == 24
     assert last in served
@@ -370,7 +369,7 @@ def test_the_order_is_that_of_the_plan(session: Session, engine: Engine) -> None
     lease_of(session, 1)
     plan_ahead(session, 300)
     lease_of(session, 1)
-    order = [id_ for _, id_ in planned(session)]
+    order = ids_planned(session)
 
     def work(limit: int) -> Ids:
         served: Ids = []

@@ -1002,8 +1002,8 @@ RETURN greatest(1, round(cost * 720720 / weight))::bigint;
 
 -- The leases that a caller names, (ids[i], attempts[i]), in the order of ids; n is the place in the lists.
 --
--- Called by message_complete, message_cancel, message_fail, message_defer and message_heartbeat, into whose statements it
--- is expanded; takes no lock. All of them touch messages in the order of ids, so that two of them can't deadlock.
+-- Called by message_complete, message_cancel, message_fail, message_defer and message_heartbeat, into whose statements
+-- it is expanded; takes no lock. All of them touch messages in the order of ids, so that two of them can't deadlock.
 CREATE FUNCTION lease_list(ids bigint[], attempts integer[])
 RETURNS TABLE (id bigint, attempt integer, n bigint)
 LANGUAGE sql IMMUTABLE ROWS 100
@@ -1667,8 +1667,7 @@ BEGIN
             -- no lease that ran out, no lane that is due. Near the end of the plan, what others are about to take
             -- leaves too little.
             WITH state AS MATERIALIZED (
-                SELECT t.turn, k.place, k.messages, t.lane_tag, t.lane_since,
-                    pg_current_snapshot() AS snapshot
+                SELECT t.turn, k.place, k.messages, t.lane_tag, t.lane_since, pg_current_snapshot() AS snapshot
                 FROM (SELECT x.* FROM rotation x WHERE x.queue = v_queue ORDER BY x.turn DESC LIMIT 1) t
                 CROSS JOIN LATERAL (
                     SELECT count(*) AS batches, coalesce(max(x.messages), 0)::integer AS messages,
@@ -2557,7 +2556,7 @@ $$;
 
 REVOKE EXECUTE ON FUNCTION queue_unlisten FROM PUBLIC;
 
--- Whether the transaction that has locked or changed a row, its xmax, is under way, or has changed it since the snapshot.
+-- Whether the transaction that locked or changed a row, its xmax, is under way, or has changed it since the snapshot.
 --
 -- Called by message_dequeue, into whose statement it is expanded: who passes over what others take needn't touch it. To
 -- try to lock a row that was changed since the snapshot would lock what it has become, which is somebody else's. An old
@@ -2713,12 +2712,14 @@ BEGIN
     END IF;
     v_messages := scheduler_plan(v_queue, r.vtime, r.vsince, now_ms, 2 * r.ahead - (r.planned - r.place)::integer, r.place,
         r.planned);
+    -- As in scheduler_serve: where it came to nothing, it is not tried again at once.
+    IF v_messages = 0 THEN
+        r.ahead := least(r.ahead, 2048);
+        r.plan_at := 2 * r.ahead;
+    END IF;
     UPDATE rotation t
     SET lane_tag = coalesce(l.tag, 9223372036854775807), lane_since = coalesce(l.since, 9223372036854775807),
-        planned = t.planned + v_messages,
-        -- Where that came to nothing, it is not tried again at once.
-        ahead = CASE WHEN v_messages > 0 THEN t.ahead ELSE least(t.ahead, 2048) END,
-        plan_at = CASE WHEN v_messages > 0 THEN t.plan_at ELSE 2 * least(t.ahead, 2048) END
+        planned = r.planned + v_messages, ahead = r.ahead, plan_at = r.plan_at
     FROM (SELECT) AS one
     LEFT JOIN LATERAL (
         SELECT l.tag, l.since FROM lane l
@@ -2848,11 +2849,11 @@ $$;
 
 -- Schedules up to max_messages messages of a queue ahead: finds their order and writes it to plan.
 --
--- Called by scheduler_serve, within the turn, and by scheduler_extend, where much is waiting and little is planned: probing
--- a channel and writing its lane, which is most of what fairness costs, is then done once for several of its messages.
--- Planned is only what needs no second look when its time comes: messages of lanes without limits, and of each all but
--- the last one that is ready, so that the lane stays active. Nothing is planned where a lane would come up less than
--- twice on average.
+-- Called by scheduler_serve, within the turn, and by scheduler_extend, where much is waiting and little is planned:
+-- probing a channel and writing its lane, which is most of what fairness costs, is then done once for several of its
+-- messages. Planned is only what needs no second look when its time comes: messages of lanes without limits, and of each
+-- all but the last one that is ready, so that the lane stays active. Nothing is planned where a lane would come up less
+-- than twice on average.
 -- Locks: the lanes that it changes.
 --
 -- place is that of the last message that was served, planned that of the last one that was planned: those that this
@@ -3361,8 +3362,8 @@ BEGIN
 
         v_want := least(v_want, r.max_concurrency - r.running);
         EXIT WHEN v_want <= 0 OR r.paused_until > v_now;
-        -- While as much is planned as the next ones will want, they take it side by side. A batch that gives its lanes much
-        -- at once gains nothing from a plan.
+        -- While as much is planned as the next ones will want, they take it side by side. A batch that gives its lanes
+        -- much at once gains nothing from a plan.
         IF r.ahead >= r.plan_at AND r.ahead >= 4 * v_want AND r.planned - r.place < 8 * v_want THEN
             v_got := scheduler_plan(v_queue, r.vtime, r.vsince, v_now, r.ahead, r.place, r.planned);
             r.planned := r.planned + v_got;

@@ -1,7 +1,7 @@
 -- The leases that a caller names, (ids[i], attempts[i]), in the order of ids; n is the place in the lists.
 --
--- Called by message_complete, message_cancel, message_fail, message_defer and message_heartbeat, into whose statements it
--- is expanded; takes no lock. All of them touch messages in the order of ids, so that two of them can't deadlock.
+-- Called by message_complete, message_cancel, message_fail, message_defer and message_heartbeat, into whose statements
+-- it is expanded; takes no lock. All of them touch messages in the order of ids, so that two of them can't deadlock.
 CREATE FUNCTION lease_list(ids bigint[], attempts integer[])
 RETURNS TABLE (id bigint, attempt integer, n bigint)
 LANGUAGE sql IMMUTABLE ROWS 100

@@ -84,8 +84,7 @@ BEGIN
             -- no lease that ran out, no lane that is due. Near the end of the plan, what others are about to take
             -- leaves too little.
             WITH state AS MATERIALIZED (
-                SELECT t.turn, k.place, k.messages, t.lane_tag, t.lane_since,
-                    pg_current_snapshot() AS snapshot
+                SELECT t.turn, k.place, k.messages, t.lane_tag, t.lane_since, pg_current_snapshot() AS snapshot
                 FROM (SELECT x.* FROM rotation x WHERE x.queue = v_queue ORDER BY x.turn DESC LIMIT 1) t
                 CROSS JOIN LATERAL (
                     SELECT count(*) AS batches, coalesce(max(x.messages), 0)::integer AS messages,

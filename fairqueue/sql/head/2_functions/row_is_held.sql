@@ -1,4 +1,4 @@
--- Whether the transaction that has locked or changed a row, its xmax, is under way, or has changed it since the snapshot.
+-- Whether the transaction that locked or changed a row, its xmax, is under way, or has changed it since the snapshot.
 --
 -- Called by message_dequeue, into whose statement it is expanded: who passes over what others take needn't touch it. To
 -- try to lock a row that was changed since the snapshot would lock what it has become, which is somebody else's. An old

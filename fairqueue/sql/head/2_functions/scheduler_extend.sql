@@ -21,12 +21,14 @@ BEGIN
     END IF;
     v_messages := scheduler_plan(v_queue, r.vtime, r.vsince, now_ms, 2 * r.ahead - (r.planned - r.place)::integer, r.place,
         r.planned);
+    -- As in scheduler_serve: where it came to nothing, it is not tried again at once.
+    IF v_messages = 0 THEN
+        r.ahead := least(r.ahead, 2048);
+        r.plan_at := 2 * r.ahead;
+    END IF;
     UPDATE rotation t
     SET lane_tag = coalesce(l.tag, 9223372036854775807), lane_since = coalesce(l.since, 9223372036854775807),
-        planned = t.planned + v_messages,
-        -- Where that came to nothing, it is not tried again at once.
-        ahead = CASE WHEN v_messages > 0 THEN t.ahead ELSE least(t.ahead, 2048) END,
-        plan_at = CASE WHEN v_messages > 0 THEN t.plan_at ELSE 2 * least(t.ahead, 2048) END
+        planned = r.planned + v_messages, ahead = r.ahead, plan_at = r.plan_at
     FROM (SELECT) AS one
     LEFT JOIN LATERAL (
         SELECT l.tag, l.since FROM lane l

@@ -1,10 +1,10 @@
 -- Schedules up to max_messages messages of a queue ahead: finds their order and writes it to plan.
 --
--- Called by scheduler_serve, within the turn, and by scheduler_extend, where much is waiting and little is planned: probing
--- a channel and writing its lane, which is most of what fairness costs, is then done once for several of its messages.
--- Planned is only what needs no second look when its time comes: messages of lanes without limits, and of each all but
--- the last one that is ready, so that the lane stays active. Nothing is planned where a lane would come up less than
--- twice on average.
+-- Called by scheduler_serve, within the turn, and by scheduler_extend, where much is waiting and little is planned:
+-- probing a channel and writing its lane, which is most of what fairness costs, is then done once for several of its
+-- messages. Planned is only what needs no second look when its time comes: messages of lanes without limits, and of each
+-- all but the last one that is ready, so that the lane stays active. Nothing is planned where a lane would come up less
+-- than twice on average.
 -- Locks: the lanes that it changes.
 --
 -- place is that of the last message that was served, planned that of the last one that was planned: those that this

@@ -175,8 +175,8 @@ BEGIN
 
         v_want := least(v_want, r.max_concurrency - r.running);
         EXIT WHEN v_want <= 0 OR r.paused_until > v_now;
-        -- While as much is planned as the next ones will want, they take it side by side. A batch that gives its lanes much
-        -- at once gains nothing from a plan.
+        -- While as much is planned as the next ones will want, they take it side by side. A batch that gives its lanes
+        -- much at once gains nothing from a plan.
         IF r.ahead >= r.plan_at AND r.ahead >= 4 * v_want AND r.planned - r.place < 8 * v_want THEN
             v_got := scheduler_plan(v_queue, r.vtime, r.vsince, v_now, r.ahead, r.place, r.planned);
             r.planned := r.planned + v_got;
