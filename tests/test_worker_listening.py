@@ -5,14 +5,18 @@ import threading
 import time
 from typing import Any
 
+import anyio
 import psycopg
 import pytest
 from sqlalchemy import Engine, event
 from sqlalchemy.orm import Session
 
 from fairqueue.worker import listening
+from fairqueue.worker.database import Database
+from fairqueue.worker.threads import Threads
+from fairqueue.worker.wire import connect
 from tests.acts import put, wait_until
-from tests.fixtures.workers import WorkerOf
+from tests.fixtures.workers import EngineOf, WorkerOf
 from tests.working import (
     LISTENING,
     RARELY,
@@ -117,6 +121,32 @@ class TestRaces:
 
 
 class TestTheConnection:
+    async def test_that_nobody_waits_for(self, engine_of: EngineOf) -> None:
+        """A worker that is stopped while its listener connects leaves no connection behind."""
+        engine = engine_of("plain")
+        made: list[Any] = []
+        under_way, gate = threading.Event(), threading.Event()
+
+        def connect_late(*_: Any) -> None:
+            under_way.set()
+            gate.wait(30)
+
+        event.listen(engine, "do_connect", connect_late)
+        event.listen(engine, "connect", lambda connection, _: made.append(connection))
+        database = Database(engine, Threads())
+        async with anyio.create_task_group() as tasks:
+
+            async def listen() -> None:
+                async with connect(database):
+                    pytest.fail("connected")
+
+            tasks.start_soon(listen)
+            await anyio.to_thread.run_sync(under_way.wait, 30)
+            tasks.cancel_scope.cancel()
+        gate.set()
+        wait_until(lambda: made and made[0].closed)
+        database.threads.close()
+
     @pytest.mark.parametrize("kind", LISTENING)
     def test_lost(
         self, kind: str, session: Session, worker_of: WorkerOf, watching: psycopg.Connection, caplog: Any

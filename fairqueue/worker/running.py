@@ -5,7 +5,8 @@
   notification, for one of our own messages to end (which may make room under a limit), or the next poll.
 * A *job* is a message in a place, from its lease until its end is in the database. Only then is the place free: what
   can't be reported is not taken on. ``concurrency`` of them run at a time, the others stand by in the order in which
-  they were leased.
+  they were leased. A slot goes on with what stands by until nothing does; a thread does so by itself, and leaves to
+  the event loop what became of each.
 * The *reporter* sends decisions to the database in batches: all that have come while it sent the last ones.
 * The *heart* extends the leases of all jobs, each third of a lease.
 """
@@ -13,6 +14,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import contextvars
 import logging
 import random
 from collections import deque
@@ -105,6 +108,9 @@ class Run:
         self.statements: dict[int, Any] = {}
         self.jobs: set[Job] = set()
         self.standby: deque[Job] = deque()
+        #: Those that a thread has run, until the event loop hears of it.
+        self.handled: deque[tuple[Job, Handled]] = deque()
+        self.collecting = False
         self.busy = 0
         self.decisions: list[tuple[Job, Decision]] = []
         self.unfinished: set[Job] = set()
@@ -126,9 +132,9 @@ class Run:
         elif hurry:
             self.grace.cancel()
         self.stopping.set()
-        for job in self.standby:
-            self.decide(job, _HAND_BACK)
-        self.standby.clear()
+        with contextlib.suppress(IndexError):  # threads take from it, too
+            while True:
+                self.decide(self.standby.popleft(), _HAND_BACK)
         self.news.set()
 
     async def __call__(self, started: Callable[[], object]) -> int:
@@ -172,9 +178,9 @@ class Run:
 
     def start(self, tasks: TaskGroup) -> None:
         """Run what stands by, as far as there are slots."""
-        while self.standby and self.busy < self.worker.concurrency:
+        for _ in range(min(len(self.standby), self.worker.concurrency - self.busy)):
             self.busy += 1
-            tasks.start_soon(self.work, self.standby.popleft(), tasks)
+            tasks.start_soon(self.work, tasks)
 
     async def dequeue(self, limit: int) -> list[LeasedMessage[Any]]:
         statement = self.statements.get(limit)
@@ -205,29 +211,52 @@ class Run:
             await listener.ask()
         self.waiting = False
 
-    async def work(self, job: Job, tasks: TaskGroup) -> None:
-        """A job: run the handler, and see to it that its decision gets into the database."""
+    async def work(self, tasks: TaskGroup) -> None:
+        """In a slot: handle what stands by, until nothing does."""
         try:
-            if not job.decided:
-                await self.handle(job)
+            if self.handler.is_async:
+                while self.standby:
+                    await self.handle(self.standby.popleft())
+            else:
+                await self.threads.run(self.handle_in_thread)
         finally:
             self.busy -= 1
-            self.start(tasks)
+        # What came after the thread had looked.
+        self.start(tasks)
 
     async def handle(self, job: Job) -> None:
-        if self.handler.is_async:
-            # A task of its own: it is cancelled by itself, and once.
-            job.task = asyncio.create_task(self.handler.run_async(job.message, self.worker.async_session))
-            try:
-                await asyncio.wait([job.task])
-            finally:
-                job.task.cancel()
-            if job.task.cancelled():
-                self.decide(job, _HAND_BACK if job.given_up else Retry("the handler was cancelled from within"))
-                return
-            handled = job.task.result()
+        # A task of its own: it is cancelled by itself, and once.
+        job.task = asyncio.create_task(self.handler.run_async(job.message, self.worker.async_session))
+        try:
+            await asyncio.wait([job.task])
+        finally:
+            job.task.cancel()
+        if job.task.cancelled():
+            self.decide(job, _HAND_BACK if job.given_up else Retry("the handler was cancelled from within"))
         else:
-            handled = await self.threads.run(partial(self.handler.run, job.message, self.worker.session))
+            self.settle(job, job.task.result())
+
+    def handle_in_thread(self) -> None:
+        """One after the other, without the event loop in between: it would have to change threads twice for each."""
+        context = contextvars.copy_context()
+        while True:
+            try:
+                job = self.standby.popleft()
+            except IndexError:
+                return
+            handled = context.copy().run(self.handler.run, job.message, self.worker.session)
+            self.handled.append((job, handled))
+            if not self.collecting:
+                self.collecting = True
+                self.threads.call_soon(self.collect)
+
+    def collect(self) -> None:
+        self.collecting = False  # first: what a thread adds from now on may be too late for this time
+        while self.handled:
+            self.settle(*self.handled.popleft())
+
+    def settle(self, job: Job, handled: Handled) -> None:
+        """The handler has ended: see to it that its decision gets into the database."""
         if handled.error is not None:
             log.warning("%s: %s", job, handled.decision.verdict, exc_info=handled.error)
         if handled.outcome is None:
@@ -287,13 +316,15 @@ class Run:
             for job, row in zip(jobs, rows or [], strict=True):
                 if row.result not in _OVER:
                     continue
-                if job in self.standby:
-                    log.warning("%s is no longer ours (%s): not begun", job, row.result)
+                try:
                     self.standby.remove(job)
+                except ValueError:
+                    if job.task is not None and not job.task.done():
+                        log.warning("%s is no longer ours (%s): cancelled", job, row.result)
+                        job.give_up()
+                else:
+                    log.warning("%s is no longer ours (%s): not begun", job, row.result)
                     self.ended(job, _HAND_BACK, None)
-                elif job.task is not None and not job.task.done():
-                    log.warning("%s is no longer ours (%s): cancelled", job, row.result)
-                    job.give_up()
 
     async def finish(self) -> None:
         """Give the jobs their time, then leave the rest to others."""

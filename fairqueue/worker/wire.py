@@ -9,13 +9,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
-from sqlalchemy import Engine, Executable, text
+from sqlalchemy import Connection, Engine, Executable, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from .database import CLOSING, Database
 
 if TYPE_CHECKING:
     from psycopg import Connection as PsycopgConnection
+
+    from .threads import Threads
 
 __all__ = ["Wire", "can_listen", "connect"]
 
@@ -67,9 +69,7 @@ async def connect(database: Database) -> AsyncIterator[Wire]:
                 if driver is not None:
                     await driver.close()  # SQLAlchemy leaves one that is detached open
         return
-    # In a thread, like all that may wait for the database.
-    plain = await database.threads.run(engine.connect)
-    plain = plain.execution_options(isolation_level="AUTOCOMMIT")
+    plain = await _connect_in_thread(engine, database.threads)
     plain_driver: Any = plain.connection.driver_connection
     plain.detach()
     try:
@@ -84,6 +84,29 @@ async def connect(database: Database) -> AsyncIterator[Wire]:
         yield _Psycopg(plain_driver, execute_in_thread)
     finally:
         plain_driver.close()  # not `plain`: that would wait for a statement which another thread executes
+
+
+async def _connect_in_thread(engine: Engine, threads: Threads) -> Connection:
+    """Like all that may wait for the database. If the caller is cancelled meanwhile, the connection is closed."""
+    made: list[Connection] = []
+    gone = False
+
+    def discard() -> None:
+        with contextlib.suppress(IndexError):  # the other thread has done it
+            made.pop().invalidate()  # the pool may be closed by now, and wouldn't close it
+
+    def open_one() -> None:
+        made.append(engine.connect().execution_options(isolation_level="AUTOCOMMIT"))
+        if gone:
+            discard()
+
+    try:
+        await threads.run(open_one)
+        return made.pop()
+    except BaseException:
+        gone = True
+        discard()
+        raise
 
 
 class _Psycopg:
