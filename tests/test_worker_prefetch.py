@@ -2,18 +2,21 @@
 
 import threading
 from collections import Counter
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import Engine, select
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
+from fairqueue.worker.running import Run
 from tests.acts import lease_of, put, put_all, wait_until
 from tests.fixtures.workers import WorkerOf
 from tests.invariants import check_invariants
 from tests.working import endings, leased, wait_for_endings
 
+TENANT: ContextVar[str | None] = ContextVar("tenant", default=None)
 KINDS = ("plain", "plain session", "async")
 
 
@@ -44,6 +47,43 @@ def test_slots_and_leases(session: Session, worker_of: WorkerOf) -> None:
         go.set()
         assert wait_for_endings(session, 20) == {"completed": 20}
     assert running["most"] == 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_contexts(kind: str, session: Session, worker_of: WorkerOf) -> None:
+    """What a handler sets for its own context is not there in the next one, though it has the same thread."""
+    put(session, "acme", 4)
+    found: list[str | None] = []
+
+    def body(*_: Any) -> None:
+        found.append(TENANT.get())
+        TENANT.set("acme")
+
+    with worker_of(kind, body, concurrency=1, prefetch=3):
+        wait_for_endings(session, 4)
+    assert found == [None] * 4
+
+
+def test_what_comes_as_a_thread_ends(
+    session: Session, engine: Engine, worker_of: WorkerOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread has found nothing more, but its slot isn't free yet; and the fetcher has as much as it wants."""
+    put(session, "acme")
+    app = worker_of("plain", lambda *_: None, concurrency=1, prefetch=2, poll=300)
+    original = Run.handle_in_thread
+    late = [1]
+
+    def slowly(run: Run) -> None:
+        original(run)
+        if late:
+            late.clear()
+            with Session(engine) as other:
+                put(other, "acme", 2)
+            wait_until(lambda: len(run.standby) == 2)
+
+    monkeypatch.setattr(Run, "handle_in_thread", slowly)
+    with app:
+        assert wait_for_endings(session, 3) == {"completed": 3}
 
 
 @pytest.mark.parametrize("kind", KINDS[:2])
