@@ -238,13 +238,12 @@ class Run:
 
     def handle_in_thread(self) -> None:
         """One after the other, without the event loop in between: it would have to change threads twice for each."""
-        context = contextvars.copy_context()
         while True:
             try:
                 job = self.standby.popleft()
             except IndexError:
                 return
-            handled = context.copy().run(self.handler.run, job.message, self.worker.session)
+            handled = contextvars.copy_context().run(self.handler.run, job.message, self.worker.session)
             self.handled.append((job, handled))
             if not self.collecting:
                 self.collecting = True

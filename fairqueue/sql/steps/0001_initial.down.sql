@@ -8,6 +8,8 @@ BEGIN
     END LOOP;
 END
 $$;
+-- It takes a row of rotation.
+DROP FUNCTION scheduler_serve_shares;
 DROP TABLE channel, dead_message, dropped, feed, history, lane, load, message, plan, queue, rotation, signal, stage,
     taken;
 DROP FUNCTION channel_set,

@@ -950,7 +950,7 @@ $$;
 -- When a lane may next be served, as lane.due says it: 0, a time, 2^63-1 for "when a signal says so", or null for a
 -- lane without a message (head_at null).
 --
--- Called by scheduler_serve and scheduler_activate; takes no lock.
+-- Called by scheduler_serve, scheduler_serve_shares and scheduler_activate; takes no lock.
 --
 -- The rate is the generic cell rate algorithm (ITU-T I.371) with released_at for the theoretical arrival time less
 -- one interval, so that a changed interval applies at once. A clock that was set back must not close a lane for
@@ -971,8 +971,8 @@ RETURN CASE
 
 -- The released_at of a lane after so many of its messages were leased at this moment.
 --
--- Called by scheduler_serve; takes no lock. See lane_due for the rate. Without one nothing is kept, so that a lane need
--- not be written for it: a rate counts from when it is set.
+-- Called by scheduler_serve and scheduler_serve_shares; takes no lock. See lane_due for the rate. Without one nothing is
+-- kept, so that a lane need not be written for it: a rate counts from when it is set.
 CREATE FUNCTION lane_released(now_ms bigint, messages integer, release_interval bigint, released_at bigint)
 RETURNS bigint
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -982,7 +982,7 @@ RETURN CASE WHEN messages > 0 AND release_interval > 0
 
 -- How many messages of a lane may be leased at this moment.
 --
--- Called by scheduler_serve; takes no lock. See lane_due for the rate.
+-- Called by scheduler_serve and scheduler_serve_shares; takes no lock. See lane_due for the rate.
 CREATE FUNCTION lane_room(
     now_ms bigint, max_concurrency integer, running integer, release_interval bigint, burst integer, released_at bigint
 ) RETURNS integer
@@ -994,8 +994,9 @@ RETURN greatest(0, least(10000, max_concurrency - running, CASE WHEN release_int
 
 -- By how much serving one message moves the start tag of its lane: cost / weight in units of virtual time.
 --
--- Called by scheduler_serve; takes no lock. A whole number, so that adding up a batch gives exactly what adding one
--- by one gives. 720720 is divisible by 1 to 16: with such weights no share is ever rounded.
+-- Called by scheduler_serve, scheduler_serve_shares and scheduler_plan; takes no lock. A whole number, so that adding up
+-- a batch gives exactly what adding one by one gives. 720720 is divisible by 1 to 16: with such weights no share is ever
+-- rounded.
 CREATE FUNCTION lane_step(cost double precision, weight double precision) RETURNS bigint
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN greatest(1, round(cost * 720720 / weight))::bigint;
@@ -2906,7 +2907,7 @@ BEGIN
         WHERE l.queue = v_queue AND l.due = 0 AND (l.tag, l.since) > (v_tag, v_since)
         ORDER BY l.tag, l.since
         LIMIT max_messages / 2 + 1
-    -- How many messages each may get, if all cost 1: as in scheduler_serve.
+    -- How many messages each may get, if all cost 1: as in scheduler_serve_shares.
     ), levels AS (
         SELECT c.*, (max_messages - count(*) OVER w + sum((c.tag - v_tag) / c.step) OVER w)
             / sum(1 / c.step) OVER w AS level
@@ -3195,10 +3196,10 @@ $$;
 -- cost / weight. A channel that becomes active starts at max(its own tag, virtual time). A channel at a limit is not
 -- active: its lane is not looked at until its time has come or a signal says that there is room (lane_due).
 --
--- Three statements below serve, each of them a whole batch, exactly as single dequeues in a row would: what was
--- scheduled ahead, because much is waiting (plan); the first messages of as many lanes, in the simple case; and all
--- that lanes can have. Where there is a plan, its next message and the lane with the lowest tag compete like two
--- lanes.
+-- Three statements serve, each of them a whole batch, exactly as single dequeues in a row would: what was scheduled
+-- ahead, because much is waiting (plan); the first messages of as many lanes, in the simple case; and all that lanes
+-- can have (scheduler_serve_shares). Where there is a plan, its next message and the lane with the lowest tag compete
+-- like two lanes.
 --
 -- Locks: the queue's turn until the end of the transaction, so that one dequeue at a time schedules a queue: its
 -- order, and with it every limit, is exact whatever the number of workers. Then the messages that it leases; a message
@@ -3227,6 +3228,8 @@ DECLARE
     v_until timestamptz;
     v_got integer;
     v_rounds integer := 0;
+    v_has_urgent boolean;
+    v_has_news boolean;
     v_rebuild boolean := false;
     v_uncounted boolean := false;
     v_reclaim boolean;
@@ -3239,7 +3242,8 @@ DECLARE
     v_lane_tag bigint;
     v_lane_since bigint;
     v_stretches integer := 0;
-    r record;
+    v_state record;
+    r rotation;
 BEGIN
     IF NOT scheduler_turn(v_queue, false, wrote) THEN
         RETURN;
@@ -3248,7 +3252,7 @@ BEGIN
     v_now := unix_ms(v_clock);
     v_until := v_clock + make_interval(secs => lease_seconds);
 
-    SELECT t.*,
+    SELECT t AS rotation,
         EXISTS (SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid >= t.urgent_from)
             OR EXISTS (SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid = ANY (t.urgent_open))
             AS has_urgent,
@@ -3256,7 +3260,7 @@ BEGIN
             OR EXISTS (SELECT FROM signal s WHERE s.queue = v_queue AND NOT s.urgent AND s.xid = ANY (t.news_open))
             AS has_news,
         EXISTS (SELECT FROM taken k WHERE k.queue = v_queue AND k.turn = t.turn) AS has_taken
-    INTO r
+    INTO v_state
     FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
     IF NOT FOUND THEN
         IF NOT EXISTS (SELECT FROM signal s WHERE s.queue = v_queue LIMIT 1) THEN
@@ -3266,15 +3270,19 @@ BEGIN
         SELECT v_queue, 0, 0, 0, 0, '0', '{}', '0', '{}', 'infinity', 9223372036854775807, -1, '',
             q.max_concurrency, paused_until(q.paused, q.resume_at), 0, 0, v_now, 0, 0, 0, 0, plan_after(), NULL, NULL
         FROM (SELECT) AS one LEFT JOIN queue q ON q.name = v_queue
-        RETURNING t.*, true AS has_urgent, true AS has_news, false AS has_taken INTO r;
-    ELSIF greatest(r.news_from, r.urgent_from) > pg_snapshot_xmax(pg_current_snapshot()) THEN
+        RETURNING t AS rotation, true AS has_urgent, true AS has_news, false AS has_taken INTO v_state;
+    END IF;
+    r := v_state.rotation;
+    v_has_urgent := v_state.has_urgent;
+    v_has_news := v_state.has_news;
+    IF greatest(r.news_from, r.urgent_from) > pg_snapshot_xmax(pg_current_snapshot()) THEN
         -- Restored from a dump of another server, whose transaction ids were ahead.
         r.news_from := '0';
         r.urgent_from := '0';
-        r.has_urgent := true;
-        r.has_news := true;
+        v_has_urgent := true;
+        v_has_news := true;
     END IF;
-    IF r.has_taken THEN
+    IF v_state.has_taken THEN
         SELECT s.vtime, s.vsince, s.place, least(r.ahead + s.messages, 4096) INTO r.vtime, r.vsince, r.place, r.ahead
         FROM scheduler_settle(v_queue, r.turn, r.vtime, r.vsince, r.place) s;
     END IF;
@@ -3290,7 +3298,7 @@ BEGIN
     -- Each round takes in some news, then serves. It is the last one, unless the batch comes out short.
     LOOP
         IF v_turned THEN
-            SELECT t.*, r.has_urgent AS has_urgent, r.has_news AS has_news INTO r
+            SELECT t.* INTO r
             FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
             v_turned := false;
             v_written := true;
@@ -3298,14 +3306,15 @@ BEGIN
         IF v_reclaim THEN
             SELECT c.lease_floor, c.more INTO r.lease_floor, v_reclaim
             FROM scheduler_reclaim(v_queue, v_clock, r.lease_floor, v_news) c;
-            r.has_urgent := true;
-            r.has_news := true;
+            v_has_urgent := true;
+            v_has_news := true;
             v_written := false;
         END IF;
-        IF r.has_urgent THEN
+        IF v_has_urgent THEN
             SELECT f.horizon, f.open, f.activations, least(f.due_floor, r.due_floor), greatest(r.running - f.ended, 0),
                 v_rebuild OR f.queue_changed, v_uncounted OR f.uncounted, f.more
-            INTO r.urgent_from, r.urgent_open, r.activations, r.due_floor, r.running, v_rebuild, v_uncounted, r.has_urgent
+            INTO r.urgent_from, r.urgent_open, r.activations, r.due_floor, r.running,
+                v_rebuild, v_uncounted, v_has_urgent
             FROM scheduler_fold(v_queue, true, r.turn, r.vtime, v_now, 20000,
                 CASE WHEN r.max_concurrency IS NOT NULL THEN r.counted_from END, r.urgent_from,
                 r.urgent_open, r.activations) f;
@@ -3320,23 +3329,23 @@ BEGIN
             v_rebuild := false;
             v_written := false;
         END IF;
-        IF r.has_news THEN
+        IF v_has_news THEN
             SELECT f.horizon, f.open, f.activations, least(f.due_floor, r.due_floor), v_uncounted OR f.uncounted, f.more
-            INTO r.news_from, r.news_open, r.activations, r.due_floor, v_uncounted, r.has_news
+            INTO r.news_from, r.news_open, r.activations, r.due_floor, v_uncounted, v_has_news
             FROM scheduler_fold(v_queue, false, r.turn, r.vtime, v_now, v_news,
                 CASE WHEN r.max_concurrency IS NOT NULL THEN r.counted_from END, r.news_from,
                 r.news_open, r.activations) f;
             v_written := false;
         END IF;
         -- Signals come in faster than they are folded, or, now and then, to find what no signal told of.
-        IF r.has_news OR r.turn % 1024 = 32 THEN
+        IF v_has_news OR r.turn % 1024 = 32 THEN
             SELECT w.swept, w.activations, least(w.due_floor, r.due_floor), v_uncounted OR w.uncounted
             INTO r.swept, r.activations, r.due_floor, v_uncounted
             FROM scheduler_sweep(v_queue, r.turn, r.vtime, v_now, v_news, r.swept, r.activations) w;
             v_written := false;
         END IF;
-        -- A limit that was committed in the middle of this, after the signals were read that it came with: its leases are
-        -- counted before anything is served by it.
+        -- A limit that was committed in the middle of this, after the signals were read that it came with: its leases
+        -- are counted before anything is served by it.
         IF v_uncounted THEN
             v_uncounted := EXISTS (
                     SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid >= r.urgent_from
@@ -3345,7 +3354,7 @@ BEGIN
                     SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid = ANY (r.urgent_open)
                         AND s.message_id IS NULL AND s.counted IS NULL);
             IF v_uncounted THEN
-                r.has_urgent := true;
+                v_has_urgent := true;
                 CONTINUE;
             END IF;
         END IF;
@@ -3558,152 +3567,22 @@ BEGIN
             SELECT FROM lane l
             WHERE l.queue = v_queue AND l.due = 0 AND (l.tag, l.since) > (r.vtime, r.vsince) LIMIT 1)
         THEN
-            EXIT WHEN NOT (r.has_news OR r.has_urgent OR v_reclaim OR r.due_floor <= v_now);
+            EXIT WHEN NOT (v_has_news OR v_has_urgent OR v_reclaim OR r.due_floor <= v_now);
             v_news := least(v_news * 4, 20000);
             CONTINUE;
         END IF;
 
         v_rounds := v_rounds + 1;
         RETURN QUERY
-        -- The lanes that can have a part in the next v_want messages: those with the lowest tags.
-        WITH competing AS MATERIALIZED (
-            SELECT l.ctid AS lane, l.channel, l.tag, l.since, l.weight, l.head_at, l.head_id,
-                lane_step(1, l.weight)::double precision AS step, l.max_concurrency IS NOT NULL AS is_counted,
-                lane_room(v_now, l.max_concurrency, l.running, l.release_interval, l.burst, l.released_at) AS room
-            FROM lane l
-            WHERE l.queue = v_queue AND l.due = 0 AND (l.tag, l.since) > (r.vtime, r.vsince)
-                AND (l.tag, l.since) < (v_bound_tag, v_bound_since)
-            ORDER BY l.tag, l.since
-            LIMIT v_lanes
-        -- How many messages each may get, if all cost 1: those that start before the tag at which v_demand messages
-        -- have started, which is the lowest level that water poured into the first lanes, one after the other, has.
-        -- A guess: what costs make different is caught by the horizon below.
-        ), levels AS (
-            SELECT c.*, (v_demand - count(*) OVER w + sum((c.tag - r.vtime) / c.step) OVER w)
-                / sum(1 / c.step) OVER w AS level
-            FROM competing c
-            WINDOW w AS (ORDER BY c.tag, c.since ROWS UNBOUNDED PRECEDING)
-        ), shares AS (
-            SELECT c.*, greatest(1, least(v_demand,
-                    floor((min(c.level) OVER () - (c.tag - r.vtime)) / c.step + 0.000001) + 1))::integer AS share,
-                count(*) OVER () = v_lanes AS cut,
-                first_value(c.tag) OVER w AS last_tag, first_value(c.since) OVER w AS last_since
-            FROM levels c
-            WINDOW w AS (ORDER BY c.tag DESC, c.since DESC)
-        -- Their first messages, and one more, which tells where the lane stands afterwards.
-        ), candidates AS (
-            SELECT s.lane, s.since, s.share, s.is_counted, s.cut, s.last_tag, s.last_since,
-                m.row, m.id, m.dequeue_at, m.step, row_number() OVER lane AS nth,
-                s.tag + (sum(m.step) OVER lane - m.step)::bigint AS start,
-                coalesce(m.dequeue_at <= v_now AND row_number() OVER lane <= s.room, false) AS ripe
-            FROM shares s
-            LEFT JOIN LATERAL (
-                SELECT m.ctid AS row, m.id, m.dequeue_at, lane_step(m.cost, s.weight) AS step
-                FROM message m
-                WHERE m.queue = v_queue AND m.channel = s.channel AND m.leased_until IS NULL
-                    AND (m.dequeue_at, m.id) >= (s.head_at, s.head_id)
-                ORDER BY m.dequeue_at, m.id
-                LIMIT least(s.share, s.room) + 1) m ON true
-            WINDOW lane AS (PARTITION BY s.since ORDER BY m.dequeue_at, m.id ROWS UNBOUNDED PRECEDING)
-        ), placed AS (
-            SELECT c.*, row_number() OVER (PARTITION BY c.ripe ORDER BY c.start, c.since) AS place
-            FROM candidates c
-        -- Beyond the last message that was fetched of a lane there may be others that go first; and beyond the last
-        -- lane that competes, where there was no room for more, other lanes: some of these here may turn out empty.
-        ), horizon AS (
-            SELECT p.*, min(p.place) FILTER (WHERE p.ripe AND p.nth > p.share) OVER () AS horizon
-            FROM placed p
-        ), marked AS MATERIALIZED (
-            SELECT h.*, h.ripe AND h.place <= least(v_want, h.horizon)
-                AND (NOT h.cut OR (h.start, h.since) <= (h.last_tag, h.last_since))
-                AND (h.start, h.since) < (v_bound_tag, v_bound_since) AS taken
-            FROM horizon h
-        ), held AS MATERIALIZED (
-            SELECT m.ctid AS row, k.place, k.is_counted
-            FROM marked k
-            JOIN message m ON m.ctid = k.row
-            WHERE k.taken AND m.leased_until IS NULL AND m.dequeue_at <= v_now
-            FOR NO KEY UPDATE OF m SKIP LOCKED
-        ), leased AS (
-            UPDATE message m
-            SET attempt = least(m.attempt, 2147483646) + 1, leased_until = v_until, leased_at = v_clock,
-                first_leased_at = coalesce(m.first_leased_at, v_clock), worker = v_worker,
-                counted = CASE WHEN h.is_counted OR r.max_concurrency IS NOT NULL THEN r.turn END
-            FROM held h
-            WHERE m.ctid = h.row
-            RETURNING m.id, m.channel, m.attempt, m.payload, m.body, m.state, m.error, m.dequeue_at, m.cost,
-                m.created_at, m.leased_until, m.key, m.forgiven, m.first_leased_at, h.place
-        -- A message that was passed over, because somebody else held or just changed it, is news for the next turn. Its
-        -- room goes to the next one, in the next round; in the last rounds it is kept until the next turn, so that many
-        -- of them at the head of a channel with little room don't make one turn long.
-        ), passed AS MATERIALIZED (
-            SELECT k.lane, m.channel, k.dequeue_at, k.id,
-                v_rounds > 8 AND (k.is_counted OR r.max_concurrency IS NOT NULL) AS is_counted
-            FROM marked k JOIN message m ON m.ctid = k.row
-            WHERE k.taken
-                AND (SELECT count(*) FROM leased) < (SELECT count(*) FROM marked t WHERE t.taken)
-                AND NOT EXISTS (SELECT FROM leased d WHERE d.place = k.place)
-        ), missed AS (
-            INSERT INTO signal (queue, channel, dequeue_at, message_id, counted, urgent)
-            SELECT v_queue, p.channel, p.dequeue_at, p.id, CASE WHEN p.is_counted THEN r.turn END, p.is_counted
-            FROM passed p
-        ), moves AS MATERIALIZED (
-            SELECT k.lane, coalesce(sum(k.step) FILTER (WHERE k.taken), 0)::bigint AS spent,
-                (count(*) FILTER (WHERE k.taken) - min(u.passed))::integer AS served,
-                CASE WHEN min(u.passed) > 0 THEN v_now ELSE 0 END AS again,
-                coalesce(min(k.dequeue_at) FILTER (WHERE NOT k.taken),
-                    CASE WHEN count(k.id) > k.share THEN max(k.dequeue_at) END) AS head_at,
-                max(k.dequeue_at) AS last_at, min(k.id) FILTER (WHERE NOT k.taken) AS head_id
-            FROM marked k CROSS JOIN LATERAL (
-                SELECT count(*) AS passed FROM passed p WHERE p.lane = k.lane AND v_rounds <= 8) u
-            GROUP BY k.lane, k.share
-        ), moved AS (
-            UPDATE lane l
-            SET tag = l.tag + v.spent,
-                -- A limited lane that passed over a message was not looked at beyond its limit, while others went on:
-                -- it becomes active anew, at the virtual time.
-                due = CASE WHEN v.head_at IS NOT NULL THEN greatest(
-                    lane_due(v_now, v.head_at, l.paused_until, l.max_concurrency, l.running + v.served,
-                        l.release_interval, l.burst, lane_released(v_now, v.served, l.release_interval, l.released_at)),
-                    CASE WHEN l.max_concurrency IS NOT NULL OR l.release_interval > 0 THEN v.again END) END,
-                head_at = coalesce(v.head_at, v.last_at, l.head_at),
-                head_id = coalesce(v.head_id, 0),
-                running = CASE WHEN l.max_concurrency IS NULL THEN 0 ELSE l.running + v.served END,
-                released_at = lane_released(v_now, v.served, l.release_interval, l.released_at)
-            FROM moves v
-            WHERE l.ctid = v.lane
-            RETURNING l.due
-        ), last AS (
-            SELECT k.start, k.since FROM marked k WHERE k.taken ORDER BY k.place DESC LIMIT 1
-        ), turned AS (
-            UPDATE rotation t
-            SET turn = t.turn + 1,
-                vtime = coalesce((SELECT a.start FROM last a), r.vtime),
-                vsince = coalesce((SELECT a.since FROM last a), r.vsince),
-                activations = r.activations, news_from = r.news_from, news_open = r.news_open,
-                urgent_from = r.urgent_from, urgent_open = r.urgent_open,
-                due_floor = least(r.due_floor, (SELECT min(v.due) FROM moved v WHERE v.due > 0)),
-                lease_floor = least(r.lease_floor, v_until), idle_floor = r.idle_floor, swept = r.swept,
-                max_concurrency = r.max_concurrency, paused_until = r.paused_until,
-                running = CASE WHEN r.max_concurrency IS NULL THEN 0
-                    ELSE r.running + (SELECT count(*) FROM leased)::integer
-                        + (SELECT count(*) FROM passed p WHERE p.is_counted)::integer END,
-                counted_from = r.counted_from, clock = r.clock, maintain_at = r.maintain_at,
-                place = r.place, planned = r.planned,
-                ahead = least(r.ahead + (SELECT count(*) FROM leased), 4096), plan_at = r.plan_at,
-                lane_tag = NULL, lane_since = NULL
-            WHERE t.queue = v_queue AND t.turn = r.turn
-        )
-        SELECT d.id, d.channel, d.attempt, d.payload, d.body, d.state, d.error, d.dequeue_at, d.cost, d.created_at,
-            d.leased_until, d.key, d.forgiven, d.first_leased_at
-        FROM leased d
-        ORDER BY d.place;
+        -- After some rounds, many messages that others hold are not to make this turn long.
+        SELECT * FROM scheduler_serve_shares(r, v_want, v_demand, v_lanes, v_bound_tag, v_bound_since, v_rounds > 8,
+            v_clock, v_until, v_worker);
 
         GET DIAGNOSTICS v_got = ROW_COUNT;
         v_want := v_want - v_got;
         v_turned := true;
         EXIT WHEN v_want = 0;
-        -- Short because of the horizon, because lanes turned out to be empty, or because no more is eligible.
+        -- Short because it could look no further, because lanes turned out to be empty, or because no more is eligible.
         v_demand := least(v_demand * 4, 100000);
         v_lanes := least(v_lanes * 4, 10000);
     END LOOP;
@@ -3723,6 +3602,171 @@ BEGIN
             planned = r.planned, ahead = r.ahead, plan_at = r.plan_at, lane_tag = NULL, lane_since = NULL
         WHERE t.queue = v_queue AND t.turn = r.turn;
     END IF;
+END
+$$;
+
+-- Schedules and leases up to want messages of a queue: of each lane as many as its share of them is.
+--
+-- Called by scheduler_serve, whose settings hold here, within the turn; r is the state of that, which this writes on.
+-- Where there is a plan, or each message is the first one of another lane, scheduler_serve knows quicker ways.
+--
+-- Looks at no more than so many lanes, the first ones, and deals out demand messages to them: more of either than are
+-- wanted where the last try came out short, as lanes turned out to be empty or at a limit. Serves nothing from
+-- bound_tag and bound_since on, where the next message of the plan stands. keep: a message that somebody else holds
+-- keeps its room under a limit until the next turn. Returns what message_dequeue returns.
+-- Locks: the messages that it leases, passing over those that somebody else holds; and the lanes that it changes.
+CREATE FUNCTION scheduler_serve_shares(
+    r rotation, want integer, demand integer, lanes integer, bound_tag bigint, bound_since bigint, keep boolean,
+    clock timestamptz, lease_end timestamptz, worker text
+) RETURNS TABLE (
+    id bigint, channel text, attempt integer, payload jsonb, body bytea, state jsonb, error text,
+    dequeue_at bigint, cost double precision, created_at timestamptz, leased_until timestamptz,
+    key text, forgiven integer, first_leased_at timestamptz
+)
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_clock CONSTANT timestamptz := $8;
+    v_until CONSTANT timestamptz := $9;
+    v_worker CONSTANT text := $10;
+    v_now CONSTANT bigint := unix_ms($8);
+BEGIN
+    RETURN QUERY
+    -- The lanes that can have a part in the next want messages: those with the lowest tags.
+    WITH competing AS MATERIALIZED (
+        SELECT l.ctid AS lane, l.channel, l.tag, l.since, l.weight, l.head_at, l.head_id,
+            lane_step(1, l.weight)::double precision AS step, l.max_concurrency IS NOT NULL AS is_counted,
+            lane_room(v_now, l.max_concurrency, l.running, l.release_interval, l.burst, l.released_at) AS room
+        FROM lane l
+        WHERE l.queue = r.queue AND l.due = 0 AND (l.tag, l.since) > (r.vtime, r.vsince)
+            AND (l.tag, l.since) < (bound_tag, bound_since)
+        ORDER BY l.tag, l.since
+        LIMIT lanes
+    -- How many messages each may get, if all cost 1: those that start before the tag at which demand messages have
+    -- started, which is the lowest level that water poured into the first lanes, one after the other, has. A guess:
+    -- what costs make different is caught by the horizon below.
+    ), levels AS (
+        SELECT c.*, (demand - count(*) OVER w + sum((c.tag - r.vtime) / c.step) OVER w)
+            / sum(1 / c.step) OVER w AS level
+        FROM competing c
+        WINDOW w AS (ORDER BY c.tag, c.since ROWS UNBOUNDED PRECEDING)
+    ), shares AS (
+        SELECT c.*, greatest(1, least(demand,
+                floor((min(c.level) OVER () - (c.tag - r.vtime)) / c.step + 0.000001) + 1))::integer AS share,
+            count(*) OVER () = lanes AS cut,
+            first_value(c.tag) OVER w AS last_tag, first_value(c.since) OVER w AS last_since
+        FROM levels c
+        WINDOW w AS (ORDER BY c.tag DESC, c.since DESC)
+    -- Their first messages, and one more, which tells where the lane stands afterwards.
+    ), candidates AS (
+        SELECT s.lane, s.since, s.share, s.is_counted, s.cut, s.last_tag, s.last_since,
+            m.row, m.id, m.dequeue_at, m.step, row_number() OVER lane AS nth,
+            s.tag + (sum(m.step) OVER lane - m.step)::bigint AS start,
+            coalesce(m.dequeue_at <= v_now AND row_number() OVER lane <= s.room, false) AS ripe
+        FROM shares s
+        LEFT JOIN LATERAL (
+            SELECT m.ctid AS row, m.id, m.dequeue_at, lane_step(m.cost, s.weight) AS step
+            FROM message m
+            WHERE m.queue = r.queue AND m.channel = s.channel AND m.leased_until IS NULL
+                AND (m.dequeue_at, m.id) >= (s.head_at, s.head_id)
+            ORDER BY m.dequeue_at, m.id
+            LIMIT least(s.share, s.room) + 1) m ON true
+        WINDOW lane AS (PARTITION BY s.since ORDER BY m.dequeue_at, m.id ROWS UNBOUNDED PRECEDING)
+    ), placed AS (
+        SELECT c.*, row_number() OVER (PARTITION BY c.ripe ORDER BY c.start, c.since) AS place
+        FROM candidates c
+    -- Beyond the last message that was fetched of a lane there may be others that go first; and beyond the last
+    -- lane that competes, where there was no room for more, other lanes: some of these here may turn out empty.
+    ), horizon AS (
+        SELECT p.*, min(p.place) FILTER (WHERE p.ripe AND p.nth > p.share) OVER () AS horizon
+        FROM placed p
+    ), marked AS MATERIALIZED (
+        SELECT h.*, h.ripe AND h.place <= least(want, h.horizon)
+            AND (NOT h.cut OR (h.start, h.since) <= (h.last_tag, h.last_since))
+            AND (h.start, h.since) < (bound_tag, bound_since) AS taken
+        FROM horizon h
+    ), held AS MATERIALIZED (
+        SELECT m.ctid AS row, k.place, k.is_counted
+        FROM marked k
+        JOIN message m ON m.ctid = k.row
+        WHERE k.taken AND m.leased_until IS NULL AND m.dequeue_at <= v_now
+        FOR NO KEY UPDATE OF m SKIP LOCKED
+    ), leased AS (
+        UPDATE message m
+        SET attempt = least(m.attempt, 2147483646) + 1, leased_until = v_until, leased_at = v_clock,
+            first_leased_at = coalesce(m.first_leased_at, v_clock), worker = v_worker,
+            counted = CASE WHEN h.is_counted OR r.max_concurrency IS NOT NULL THEN r.turn END
+        FROM held h
+        WHERE m.ctid = h.row
+        RETURNING m.id, m.channel, m.attempt, m.payload, m.body, m.state, m.error, m.dequeue_at, m.cost,
+            m.created_at, m.leased_until, m.key, m.forgiven, m.first_leased_at, h.place
+    -- A message that was passed over, because somebody else held or just changed it, is news for the next turn. Its
+    -- room goes to the next one, in the next round; in the last rounds it is kept until the next turn, so that many of
+    -- them at the head of a channel with little room don't make one turn long.
+    ), passed AS MATERIALIZED (
+        SELECT k.lane, m.channel, k.dequeue_at, k.id,
+            keep AND (k.is_counted OR r.max_concurrency IS NOT NULL) AS is_counted
+        FROM marked k JOIN message m ON m.ctid = k.row
+        WHERE k.taken
+            AND (SELECT count(*) FROM leased) < (SELECT count(*) FROM marked t WHERE t.taken)
+            AND NOT EXISTS (SELECT FROM leased d WHERE d.place = k.place)
+    ), missed AS (
+        INSERT INTO signal (queue, channel, dequeue_at, message_id, counted, urgent)
+        SELECT r.queue, p.channel, p.dequeue_at, p.id, CASE WHEN p.is_counted THEN r.turn END, p.is_counted
+        FROM passed p
+    ), moves AS MATERIALIZED (
+        SELECT k.lane, coalesce(sum(k.step) FILTER (WHERE k.taken), 0)::bigint AS spent,
+            (count(*) FILTER (WHERE k.taken) - min(u.passed))::integer AS served,
+            CASE WHEN min(u.passed) > 0 THEN v_now ELSE 0 END AS again,
+            coalesce(min(k.dequeue_at) FILTER (WHERE NOT k.taken),
+                CASE WHEN count(k.id) > k.share THEN max(k.dequeue_at) END) AS head_at,
+            max(k.dequeue_at) AS last_at, min(k.id) FILTER (WHERE NOT k.taken) AS head_id
+        FROM marked k CROSS JOIN LATERAL (
+            SELECT count(*) AS passed FROM passed p WHERE p.lane = k.lane AND NOT keep) u
+        GROUP BY k.lane, k.share
+    ), moved AS (
+        UPDATE lane l
+        SET tag = l.tag + v.spent,
+            -- A limited lane that passed over a message was not looked at beyond its limit, while others went on:
+            -- it becomes active anew, at the virtual time.
+            due = CASE WHEN v.head_at IS NOT NULL THEN greatest(
+                lane_due(v_now, v.head_at, l.paused_until, l.max_concurrency, l.running + v.served,
+                    l.release_interval, l.burst, lane_released(v_now, v.served, l.release_interval, l.released_at)),
+                CASE WHEN l.max_concurrency IS NOT NULL OR l.release_interval > 0 THEN v.again END) END,
+            head_at = coalesce(v.head_at, v.last_at, l.head_at),
+            head_id = coalesce(v.head_id, 0),
+            running = CASE WHEN l.max_concurrency IS NULL THEN 0 ELSE l.running + v.served END,
+            released_at = lane_released(v_now, v.served, l.release_interval, l.released_at)
+        FROM moves v
+        WHERE l.ctid = v.lane
+        RETURNING l.due
+    ), last AS (
+        SELECT k.start, k.since FROM marked k WHERE k.taken ORDER BY k.place DESC LIMIT 1
+    ), turned AS (
+        UPDATE rotation t
+        SET turn = t.turn + 1,
+            vtime = coalesce((SELECT a.start FROM last a), r.vtime),
+            vsince = coalesce((SELECT a.since FROM last a), r.vsince),
+            activations = r.activations, news_from = r.news_from, news_open = r.news_open,
+            urgent_from = r.urgent_from, urgent_open = r.urgent_open,
+            due_floor = least(r.due_floor, (SELECT min(v.due) FROM moved v WHERE v.due > 0)),
+            lease_floor = least(r.lease_floor, v_until), idle_floor = r.idle_floor, swept = r.swept,
+            max_concurrency = r.max_concurrency, paused_until = r.paused_until,
+            running = CASE WHEN r.max_concurrency IS NULL THEN 0
+                ELSE r.running + (SELECT count(*) FROM leased)::integer
+                    + (SELECT count(*) FROM passed p WHERE p.is_counted)::integer END,
+            counted_from = r.counted_from, clock = r.clock, maintain_at = r.maintain_at,
+            place = r.place, planned = r.planned,
+            ahead = least(r.ahead + (SELECT count(*) FROM leased), 4096), plan_at = r.plan_at,
+            lane_tag = NULL, lane_since = NULL
+        WHERE t.queue = r.queue AND t.turn = r.turn
+    )
+    SELECT d.id, d.channel, d.attempt, d.payload, d.body, d.state, d.error, d.dequeue_at, d.cost, d.created_at,
+        d.leased_until, d.key, d.forgiven, d.first_leased_at
+    FROM leased d
+    ORDER BY d.place;
 END
 $$;
 

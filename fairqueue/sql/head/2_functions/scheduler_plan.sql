@@ -57,7 +57,7 @@ BEGIN
         WHERE l.queue = v_queue AND l.due = 0 AND (l.tag, l.since) > (v_tag, v_since)
         ORDER BY l.tag, l.since
         LIMIT max_messages / 2 + 1
-    -- How many messages each may get, if all cost 1: as in scheduler_serve.
+    -- How many messages each may get, if all cost 1: as in scheduler_serve_shares.
     ), levels AS (
         SELECT c.*, (max_messages - count(*) OVER w + sum((c.tag - v_tag) / c.step) OVER w)
             / sum(1 / c.step) OVER w AS level
