@@ -3574,7 +3574,8 @@ BEGIN
 
         v_rounds := v_rounds + 1;
         RETURN QUERY
-        -- After some rounds, many messages that others hold are not to make this turn long.
+        -- After some rounds what others hold keeps its room, so that many such messages at the head of a channel with
+        -- little room don't make one turn long.
         SELECT * FROM scheduler_serve_shares(r, v_want, v_demand, v_lanes, v_bound_tag, v_bound_since, v_rounds > 8,
             v_clock, v_until, v_worker);
 
@@ -3703,8 +3704,7 @@ BEGIN
         RETURNING m.id, m.channel, m.attempt, m.payload, m.body, m.state, m.error, m.dequeue_at, m.cost,
             m.created_at, m.leased_until, m.key, m.forgiven, m.first_leased_at, h.place
     -- A message that was passed over, because somebody else held or just changed it, is news for the next turn. Its
-    -- room goes to the next one, in the next round; in the last rounds it is kept until the next turn, so that many of
-    -- them at the head of a channel with little room don't make one turn long.
+    -- room goes to the next one, when the caller tries again; or, with keep, it waits for the next turn as well.
     ), passed AS MATERIALIZED (
         SELECT k.lane, m.channel, k.dequeue_at, k.id,
             keep AND (k.is_counted OR r.max_concurrency IS NOT NULL) AS is_counted

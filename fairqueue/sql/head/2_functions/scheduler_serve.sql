@@ -386,7 +386,8 @@ BEGIN
 
         v_rounds := v_rounds + 1;
         RETURN QUERY
-        -- After some rounds, many messages that others hold are not to make this turn long.
+        -- After some rounds what others hold keeps its room, so that many such messages at the head of a channel with
+        -- little room don't make one turn long.
         SELECT * FROM scheduler_serve_shares(r, v_want, v_demand, v_lanes, v_bound_tag, v_bound_since, v_rounds > 8,
             v_clock, v_until, v_worker);
 

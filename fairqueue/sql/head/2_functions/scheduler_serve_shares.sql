@@ -96,8 +96,7 @@ BEGIN
         RETURNING m.id, m.channel, m.attempt, m.payload, m.body, m.state, m.error, m.dequeue_at, m.cost,
             m.created_at, m.leased_until, m.key, m.forgiven, m.first_leased_at, h.place
     -- A message that was passed over, because somebody else held or just changed it, is news for the next turn. Its
-    -- room goes to the next one, in the next round; in the last rounds it is kept until the next turn, so that many of
-    -- them at the head of a channel with little room don't make one turn long.
+    -- room goes to the next one, when the caller tries again; or, with keep, it waits for the next turn as well.
     ), passed AS MATERIALIZED (
         SELECT k.lane, m.channel, k.dequeue_at, k.id,
             keep AND (k.is_counted OR r.max_concurrency IS NOT NULL) AS is_counted
