@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -225,7 +226,8 @@ def _bars(axes: Axes, records: Sequence[Record], height: Height) -> None:
             if record.wanted:
                 bound = float(record.wanted.split()[1])
                 axes.hlines(bound, at - width / 2, at + width / 2, color="black", linewidth=2, label="goal")
-    names = ["\n".join(part for part in case if part) for case in cases]
+    # Long ones would run into each other.
+    names = ["\n".join(fill(part, 15, break_long_words=False) for part in case if part) for case in cases]
     axes.set_xticks(range(len(cases)) if varied else [], names if varied else [])
     _frame(axes)
 
