@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import alembic.command
 import alembic.config
+from sqlalchemy import make_url
 
 from fairqueue import embedded
 
@@ -71,10 +73,10 @@ def main() -> None:
     with embedded.database_url() as url:  # FAIRQUEUE_DSN, or a server of our own that goes with us
         os.environ["DATABASE_URL"] = url
         alembic.command.upgrade(alembic.config.Config(Path(__file__).with_name("alembic.ini")), "head")
-        run(options.web or free_port(), options.api or free_port(), options.workers)
+        run(url, options.web or free_port(), options.api or free_port(), options.workers)
 
 
-def run(web: int, api: int, workers: int) -> None:
+def run(url: str, web: int, api: int, workers: int) -> None:
     parts = [
         Part("web", "waitress", f"--listen=127.0.0.1:{web}", "examples.shop.web:app"),
         Part("api", "uvicorn", f"--port={api}", "--log-level=warning", "examples.shop.api:app"),
@@ -85,7 +87,13 @@ def run(web: int, api: int, workers: int) -> None:
     try:
         watch(parts, until_open=[web, api])
         if not stopping.is_set():
-            print(HELLO.format(web=f"http://127.0.0.1:{web}", api=f"http://127.0.0.1:{api}"), flush=True)
+            hello = HELLO.format(
+                web=f"http://127.0.0.1:{web}",
+                api=f"http://127.0.0.1:{api}",
+                url=shlex.quote(make_url(url).render_as_string()),  # a password is not for the screen
+                python=shlex.quote(sys.executable),
+            )
+            print(hello, flush=True)
         watch(parts)
     finally:
         print("Stopping.", flush=True)
@@ -123,6 +131,10 @@ The shop is open. Website: {web}  API: {api}
   curl '{api}/acme/documents/1'                                 one document
   curl '{api}/status'                                           what stands in the queue
   curl -i -d 'a virus' '{web}/acme/documents'                   fails after it has enqueued: nothing is left of it
+
+The queue from the command line, in this folder:
+
+  DATABASE_URL={url} {python} -m flask --app examples.shop.web fairqueue status
 
 Kill any of these processes, with -9 if you like: it is started again, and no document is lost or counted twice.
 Ctrl-C stops everything.
