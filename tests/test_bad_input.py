@@ -1,4 +1,4 @@
-"""G15 in Python: bad input gets one clear error that names the field, and nothing is written.
+"""Bad input in Python gets one clear error that names the field, and nothing is written.
 
 See test_bad_input_in_sql.py for the same in the database.
 """

@@ -1,4 +1,4 @@
-"""G15 in SQL, as any other language meets it: an SQLSTATE, the field's name in the text, and nothing is written.
+"""Bad input in SQL, as any other language meets it: an SQLSTATE, the field's name in the text, and nothing is written.
 
 And what one producer may insert can't stop the queue for the others.
 """

@@ -1,4 +1,4 @@
-"""G8: at least once, and exactly once in effect where the work and its completion commit together."""
+"""At least once, and exactly once in effect where the work and its completion commit together."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""G7, G10: a tenant whose messages kill every worker that takes them gets no more than its turn, and comes to an end.
+"""A tenant whose messages kill every worker that takes them gets no more than its turn, and comes to an end.
 
 The clock stands still but for what the test moves it by, so leases run out when the test says so.
 """

@@ -1,4 +1,4 @@
-"""G10: a message that used up its attempts is kept with all that it had, and can be put back."""
+"""A message that used up its attempts is kept with all that it had, and can be put back."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

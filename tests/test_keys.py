@@ -1,4 +1,4 @@
-"""G9: no two live messages of a channel have the same key, and a second one raises, is ignored or replaces.
+"""No two live messages of a channel have the same key, and a second one raises, is ignored or replaces.
 
 Whoever comes first, and however the transactions end: that is in test_keys_concurrent.py.
 """

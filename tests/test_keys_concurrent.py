@@ -1,4 +1,4 @@
-"""G9 with several transactions at a time: the second with a key waits for the first, and goes by how that ended.
+"""Keys with several transactions at a time: the second with a key waits for the first, and goes by how that ended.
 
 What becomes of a second message with a key when nobody else is at it, is in test_keys.py.
 """

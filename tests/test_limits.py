@@ -1,4 +1,4 @@
-"""G6: limits on what runs are exact, however they are set, changed and taken away, and however leases end.
+"""Limits on what runs are exact, however they are set, changed and taken away, and however leases end.
 
 The queue goes by a clock that stands still, so each number here is one. Rates and pauses are in test_rates.py, and
 transactions that overlap in test_limits_interleaved.py.

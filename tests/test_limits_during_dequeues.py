@@ -1,4 +1,4 @@
-"""G6 where a limit is committed while a dequeue is under way: it counts what is leased already.
+"""Where a limit is committed while a dequeue is under way: it counts what is leased already.
 
 The statements of a dequeue see one after the other what has been committed. What it reads of a policy may be newer than
 the signals that it has read.

@@ -1,4 +1,4 @@
-"""G6 with transactions that overlap: whatever is open when limits are set, they are exact, and nothing is stranded."""
+"""Limits and transactions that overlap: whatever is open when they are set, they are exact, and nothing is stranded."""
 
 import threading
 from collections import Counter

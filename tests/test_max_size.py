@@ -1,7 +1,7 @@
 """max_size: a channel that is full takes in no more, and no other channel notices.
 
-And G1 all the same: enqueueing takes no lock for it, and to a channel without a max_size adds no read that could fail
-a serializable transaction.
+And producers wait for nobody all the same: enqueueing takes no lock for it, and to a channel without a max_size adds no
+read that could fail a serializable transaction.
 """
 
 import itertools
@@ -303,7 +303,7 @@ class TestWhatCounts:
 
 
 class TestSerializable:
-    """G1 at the highest level."""
+    """Producers wait for nobody at the highest level either."""
 
     def both(self, raw: Raw, database_url: str, first: list[str], second: list[str]) -> None:
         """Two serializable transactions, a statement of one after a statement of the other; both commit."""

@@ -1,4 +1,4 @@
-"""G6: rates are exact to the millisecond, pauses too; and limited channels have their fair part of what limits allow.
+"""Rates are exact to the millisecond, pauses too; and limited channels have their fair part of what limits allow.
 
 The queue goes by a clock that the tests move.
 """

@@ -1,4 +1,4 @@
-"""G10: how often a message is tried, and when. The clock stands still, so that times can be compared."""
+"""How often a message is tried, and when. The clock stands still, so that times can be compared."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""G14: each role can do its whole job, and not one thing more."""
+"""Each role can do its whole job, and not one thing more."""
 
 from collections.abc import Iterator
 from typing import Any

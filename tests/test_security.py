@@ -1,4 +1,4 @@
-"""G14: the functions do what they say whatever is on the caller's search_path.
+"""The functions do what they say whatever is on the caller's search_path.
 
 What each role may do is in test_roles.py.
 """

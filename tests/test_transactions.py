@@ -1,4 +1,4 @@
-"""G1, G2: enqueueing belongs to the caller's transaction, and stands in nobody's way.
+"""Enqueueing belongs to the caller's transaction, and stands in nobody's way.
 
 Whatever the isolation level and however long the transaction stays open. `lock_timeout` makes an error of every wait
 that should not be, so nothing here depends on how fast a machine is.
