@@ -1,12 +1,16 @@
 """What somebody holds in an open transaction is passed over, and costs its channel neither a turn nor much time."""
 
-from collections import Counter
+import itertools
+from collections import Counter, deque
 
 import psycopg
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
-from tests.acts import lease_of, put, sql
+from tests.acts import lease_of, put, sql, truncate
 from tests.fixtures.connections import Raw
 from tests.invariants import check_invariants
 from tests.observing import value
@@ -72,3 +76,35 @@ def test_one_that_is_not_due_yet_stands_behind_them(session: Session, other: psy
     other.rollback()
     assert [message.id for message in lease_of(session, 5)] == [first]
     check_invariants(session.connection())
+
+
+@settings(max_examples=30, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    backlog=st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 8), st.booleans()), min_size=1, max_size=9),
+    sizes=st.lists(st.integers(1, 7), min_size=1, max_size=5),
+)
+def test_what_is_not_held_is_served_as_if_that_were_all(
+    engine: Engine, other: psycopg.Connection, backlog: list[tuple[str, int, bool]], sizes: list[int]
+) -> None:
+    """In turns, each channel's in its order, as much as is asked for; and the rest when it is held no more."""
+    truncate(engine)
+    with Session(engine) as session:
+        free: dict[str, deque[int]] = {}
+        held: list[int] = []
+        for channel, count, is_held in backlog:
+            (held if is_held else free.setdefault(channel, deque())).extend(put(session, channel, count))
+        other.execute(HOLDS["locked"].encode(), {"ids": held})
+        served: Counter[str] = Counter()
+        for size in itertools.cycle(sizes):
+            batch = lease_of(session, size)
+            assert len(batch) == min(size, sum(map(len, free.values())))
+            for message in batch:
+                assert message.id == free[message.channel].popleft()
+                served[message.channel] += 1
+                waiting = [served[name] for name, ids in free.items() if ids]
+                assert max(waiting, default=0) - min(waiting, default=0) <= 1
+            if not batch:
+                break
+        other.rollback()
+        assert sorted(message.id for message in lease_of(session, 100)) == held
+        check_invariants(session.connection())

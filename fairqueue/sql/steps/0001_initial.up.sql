@@ -3736,8 +3736,8 @@ BEGIN
         WHERE k.taken
             AND (SELECT count(*) FROM leased) < (SELECT count(*) FROM marked t WHERE t.taken)
             AND NOT EXISTS (SELECT FROM leased d WHERE d.place = k.place)
-    -- Lanes that have nothing to serve but what is held go on behind that, or become idle. It is news for the next turn,
-    -- too: then they stand before it again.
+    -- Lanes that have nothing left to serve but what is held, while others may go on, stand behind that, or become idle.
+    -- It is news for the next turn, too: then they stand before it again.
     ), moves AS MATERIALIZED (
         SELECT m.lane, m.spent, m.served, m.again, m.last_at,
             coalesce(CASE WHEN m.is_stuck THEN m.free_at ELSE m.left_at END, m.next_at) AS head_at,
@@ -3747,11 +3747,11 @@ BEGIN
             SELECT k.lane, coalesce(sum(k.step) FILTER (WHERE k.taken), 0)::bigint AS spent,
                 (count(*) FILTER (WHERE k.taken) - min(u.passed))::integer AS served,
                 CASE WHEN min(u.passed) > 0 THEN v_now ELSE 0 END AS again,
-                bool_or(k.is_held) AND NOT bool_or(k.ripe) AS is_stuck,
+                bool_or(k.is_held) AND NOT bool_or(k.ripe AND NOT k.taken) AS is_stuck,
                 min(k.dequeue_at) FILTER (WHERE NOT k.taken) AS left_at,
                 min(k.id) FILTER (WHERE NOT k.taken) AS left_id,
-                min(k.dequeue_at) FILTER (WHERE NOT k.is_held) AS free_at,
-                min(k.id) FILTER (WHERE NOT k.is_held) AS free_id,
+                min(k.dequeue_at) FILTER (WHERE NOT (k.taken OR k.is_held)) AS free_at,
+                min(k.id) FILTER (WHERE NOT (k.taken OR k.is_held)) AS free_id,
                 max(k.dequeue_at) FILTER (WHERE k.is_last) AS next_at,
                 max(k.id) FILTER (WHERE k.is_last) + 1 AS next_id, max(k.dequeue_at) AS last_at
             FROM marked k CROSS JOIN LATERAL (
