@@ -47,12 +47,11 @@ class Outcome:
     """What one consumer did. Times are time.monotonic() of this machine, which all its processes share."""
 
     served: int = 0
-    calls: int = 0
-    #: Dequeues that returned nothing though something was left.
-    empty: int = 0
     started: float = 0.0
+    #: When the last of them was completed.
     ended: float = 0.0
-    #: (Unix time by the server's clock, number of the call, place in the batch, channel), where it was asked for.
+    #: (Unix time, number of the call, place in the batch, channel), where it was asked for. The time is that of the
+    #: server, or of this machine when the call has returned, where a system doesn't tell.
     order: list[tuple[float, int, int, str]] = field(default_factory=list)
 
 
@@ -152,27 +151,27 @@ def work(pipe: Connection, pair: tuple[Any, Any], name: str, task: Task) -> Outc
     pipe.send(True)
     start = pipe.recv()
     time.sleep(max(0.0, start - time.monotonic()))
-    outcome.started = time.monotonic()
+    outcome.started = outcome.ended = time.monotonic()
     until = None if task.seconds is None else start + task.seconds
-    for call, batch in enumerate(_batches(system, taking, task, until, outcome)):
+    for number, batch in enumerate(_batches(system, taking, task, until)):
         if task.timed:
             now = time.time()
-            outcome.order += [(lease.at or now, call, n, lease.channel) for n, lease in enumerate(batch)]
+            for n, lease in enumerate(batch):
+                call, place = (number, n) if system.batches else (number * task.batch + n, 0)
+                outcome.order.append((lease.at or now, call, place, lease.channel))
         outcome.served += system.complete(ending, batch)
-    outcome.ended = time.monotonic()
+        outcome.ended = time.monotonic()
     return outcome
 
 
-def _batches(system: Any, connection: Any, task: Task, until: float | None, outcome: Outcome) -> Iterator[list[Any]]:
+def _batches(system: Any, connection: Any, task: Task, until: float | None) -> Iterator[list[Any]]:
     """Batches, none of them empty, until the time is over or nothing is left."""
     while until is None or time.monotonic() < until:
-        outcome.calls += 1
         if batch := system.dequeue(connection, task.batch, timed=task.timed):
             yield batch
         elif system.backlog(connection) == 0:
             return
         else:
-            outcome.empty += 1
             time.sleep(0.001)  # somebody else holds what is left
 
 

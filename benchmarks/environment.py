@@ -81,11 +81,16 @@ def _commit(connection: psycopg.Connection[Any]) -> float:
 
 def _revision() -> str:
     try:
-        command = ["git", "-C", str(_ROOT), "rev-parse", "--short", "HEAD"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        found = _git("rev-parse", "--short", "HEAD")
+        changed = _git("status", "--porcelain", "--untracked-files=no", "--", "fairqueue", "benchmarks")
     except OSError:
         return "unknown"
-    return done.stdout.strip() or "unknown"
+    return found + " with changes" if changed else found or "unknown"
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(_ROOT), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def _processor() -> str:

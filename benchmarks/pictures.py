@@ -95,13 +95,14 @@ def _dequeueing(figure: Figure, records: Sequence[Record]) -> bool:
 
 
 def _growth(figure: Figure, records: Sequence[Record]) -> bool:
-    axes = figure.subplots()
-    chosen = [r for r in records if r.ratio is not None and r.case.get("batch") == 1]
-    _bars(axes, chosen, _ratio)
-    _logarithmic(axes, 0.5)
-    _one(axes)
-    _title(axes, "A dequeue of one message", "time, over that in a small database\n(1: size doesn't matter)")
-    return bool(chosen)
+    figure.set_figheight(2 * figure.get_figheight())
+    panels = {1: "A dequeue of one message", 100: "A dequeue of 100 messages"}
+    for axes, (batch, title) in zip(figure.subplots(len(panels)), panels.items(), strict=True):
+        _bars(axes, [r for r in records if r.ratio is not None and r.case.get("batch") == batch], _ratio)
+        _logarithmic(axes, 0.5)
+        _one(axes)
+        _title(axes, title, "time, over that in a small database\n(1: size doesn't matter)")
+    return any(r.ratio is not None for r in records)
 
 
 def _old_snapshot(figure: Figure, records: Sequence[Record]) -> bool:

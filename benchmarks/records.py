@@ -55,6 +55,8 @@ class Record:
     reached: bool | None = None
     #: Of each repetition, for those who want to look closer.
     values: list[float] = field(default_factory=list)
+    #: Likewise of the reference.
+    of: list[float] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -118,6 +120,7 @@ def ratio_record(
         wanted=str(wanted) if wanted else None,
         reached=bool(ratios) and wanted.holds(ratio) if wanted else None,
         values=list(values),
+        of=list(of),
     )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from .records import Record
 from .systems import SYSTEMS
 
-__all__ = ["load", "page", "save"]
+__all__ = ["PAGE", "load", "page", "save", "write"]
 
 PAGE = "README.md"
 #: Columns of systems that a table has at most.
@@ -27,12 +27,13 @@ How fair and how fast fairqueue is, beside other queues in PostgreSQL. To measur
 
 ```console
 $ make bench         # a quarter of an hour; SCENARIOS="fairness latency" runs only these
-$ make bench-full    # the sizes that the goals name: two hours
+$ make bench-full    # the sizes that the goals name: two hours and a half
 ```
 
-Either writes this page, its pictures, and the figures of all repetitions (JSON) into `docs/benchmarks/`. Absolute
-figures are those of the machine below; what can be compared is a ratio. Each ratio is the median of at least five
-pairs, measured by turns in the same run."""
+Either writes this page, its pictures, and the figures of all repetitions (JSON) into `docs/benchmarks/`, or where
+`OUT=` says. Where there is Java, those of Spark are in it, and add half to the time. Absolute figures are those of the
+machine below; what can be compared is a ratio. Each ratio is the median of at least five pairs, measured by turns in
+the same run."""
 
 
 def save(folder: Path, name: str, result: Mapping[str, Any]) -> None:
@@ -182,6 +183,7 @@ def _table(records: Sequence[Record]) -> list[str]:
     for record in records:
         for column, cell, is_ratio in _cells(record, both, several=len(references) > 1):
             columns[column] = both and is_ratio
+            assert column not in rows[case(record)], f"measured twice: {record.figure}, {record.system}, {record.case}"
             rows[case(record)][column] = cell
     shown = sorted(columns, key=lambda column: columns[column])  # values before ratios
     body = [[*where, *(cells.get(column, "") for column in shown)] for where, cells in rows.items()]
@@ -245,7 +247,8 @@ def _spread(records: Sequence[Record]) -> str:
     ]
     if not off:
         return ""
-    return f" Single pairs are at most {max(off):.0%} off their median; in a typical case, {median(off):.0%}."
+    most = f"{max(off):.0%} off" if max(off) <= 1 else f"{1 + max(off):.0f} times"
+    return f" Single pairs are at most {most} their median; in a typical case, {median(off):.0%} off."
 
 
 def _case_value(value: int | str) -> str:

@@ -407,6 +407,22 @@ def test_a_message_that_is_held_leaves_the_room_of_the_queue_to_others(
     other.commit()
 
 
+@pytest.mark.parametrize("change", ["paused = true", "max_concurrency = 1"])
+def test_a_policy_of_many_channels_holds_at_once(session: Session, change: str) -> None:
+    """Even for the last of more than are taken in in one go."""
+    count, place = 20_100, "FROM generate_series(1, :n) i"
+    sql(session, f"INSERT INTO fairqueue.channel (name) SELECT 'c' || i {place}", n=count)
+    sql(session, f"INSERT INTO fairqueue.message (channel) SELECT 'c' || i {place}, generate_series(1, 2)", n=count)
+    first = len(leases(session, 10_000))
+    assert first == 10_000  # by now, more than a quarter of all channels are known to be there
+    while session.execute(text("SELECT count(*) FROM fairqueue.lane")).scalar_one() < count:
+        first += len(leases(session, 1))
+    sql(session, f"UPDATE fairqueue.channel SET {change}")
+    served = leases(session, 10_000)
+    assert len(served) == (0 if change.startswith("paused") else min(count - first, 10_000))
+    assert len({lease.channel for lease in served}) == len(served)
+
+
 # A fleet
 
 

@@ -287,6 +287,16 @@ def test_rights(granted: Roles) -> None:
     assert rights(NOBODY) == set()
 
 
+def test_days_of_history_to_come(granted: Roles) -> None:
+    """Who reads history reads them by name, too, as PySpark does."""
+    place = Identifier(granted.place)
+    granted.owner.execute(SQL("SELECT {}.history_add('2100-01-01', false)").format(place))
+    for kind in granted.kinds:
+        query = "SELECT has_table_privilege(%s, format('%%I.history_2100_01_01', %s::text), 'SELECT')"
+        (row,) = granted.owner.execute(query.encode(), (granted.name(kind), granted.place))
+        assert row == (kind in READERS,)
+
+
 class TestJobs:
     """Each does its work through the library."""
 

@@ -46,6 +46,12 @@ def asks(watching: psycopg.Connection) -> bool:
     return bool(value(watching, query))
 
 
+def test_who_waits_has_a_lock_of_its_own(session: Session) -> None:
+    """Not one of those of dequeues: else they would take a worker that listens for one of them, and the reverse."""
+    query = "SELECT count(*) FROM generate_series(0, 9) p WHERE fairqueue.queue_key('q', p) = fairqueue.queue_wake('q')"
+    assert session.execute(text(query)).scalar_one() == 0
+
+
 def enqueue(session: Session) -> None:
     put(session, "acme")
 

@@ -11,12 +11,12 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import psycopg
 
 from benchmarks.measuring import Bench, Case, Size, alternate, backend_cpu, open_connections
-from benchmarks.records import Record, at_most, ratio_record, value_record
+from benchmarks.records import Record, ratio_record, value_record
 from benchmarks.systems import LIMIT, OURS, Fill, payload_of
 
 _SYSTEMS = {
@@ -42,6 +42,7 @@ class Cost:
     wal: float
     buffers: float
     dead: float
+    statements: float
 
 
 _FIGURES = {
@@ -50,7 +51,23 @@ _FIGURES = {
     "wal": ("WAL", "bytes"),
     "buffers": ("buffers touched", "pages"),
     "dead": ("rows updated or deleted", "rows"),
+    "statements": ("statements of the client", "statements"),
 }
+
+
+class _Counted(psycopg.Cursor[Any]):
+    """Counts statements; one for each row where many are sent in one go."""
+
+    statements = 0
+
+    def execute(self, *args: Any, **options: Any) -> Self:
+        _Counted.statements += 1
+        return super().execute(*args, **options)
+
+    def executemany(self, query: Any, params_seq: Iterable[Any], **options: Any) -> None:
+        rows = list(params_seq)
+        _Counted.statements += len(rows)
+        super().executemany(query, rows, **options)
 
 
 def cases(size: Size) -> list[Case]:
@@ -73,6 +90,7 @@ def measure(batch: int, size: int, bench: Bench) -> Iterable[Record]:
             system.settle(connection)
             bench.vacuum(connection)
             connection.execute("SET synchronous_commit = off")  # Neither WAL nor work depend on it.
+            connection.cursor_factory = _Counted
             for _ in range(20):
                 system.complete(connection, system.dequeue(connection, batch))
 
@@ -80,11 +98,13 @@ def measure(batch: int, size: int, bench: Bench) -> Iterable[Record]:
             system, connection = bench.systems[name], connections[name]
             pid = connection.info.backend_pid if bench.server else None
             before, cpu, mine = _counters(connection), pid and backend_cpu(pid), time.process_time()
+            _Counted.statements = 0
             passed, until = 0, time.monotonic() + _PATIENCE
             while passed < block and time.monotonic() < until:
                 rows = [(f"c{(passed + i) % _CHANNELS}", payload) for i in range(batch)]
                 system.enqueue(connection, rows)
                 passed += system.complete(connection, system.dequeue(connection, batch))
+            statements = _Counted.statements
             mine, cpu_after = time.process_time() - mine, pid and backend_cpu(pid)
             after = _counters(connection)
             return Cost(
@@ -93,6 +113,7 @@ def measure(batch: int, size: int, bench: Bench) -> Iterable[Record]:
                 (after[0] - before[0]) / passed,
                 (after[1] - before[1]) / passed,
                 (after[2] - before[2]) / passed,
+                statements / passed,
             )
 
         costs = alternate([system.name for system in systems], bench.size.rounds, once)
@@ -102,14 +123,11 @@ def measure(batch: int, size: int, bench: Bench) -> Iterable[Record]:
             values = [getattr(cost, field) for cost in found]
             if None in values:
                 bench.note(f"{figure}: this server doesn't tell")
-            elif LIMIT in costs and name != LIMIT:
+            elif LIMIT in costs and name != LIMIT and field != "statements":
                 of = [getattr(cost, field) for cost in costs[LIMIT]]
                 yield ratio_record(figure, name, case, values, unit, reference=LIMIT, of=of)
             else:
                 yield value_record(figure, name, case, values, unit)
-        statements = 1 + 2 / batch if bench.systems[name].batches else 3.0
-        wanted = at_most(1 + 2 / batch) if name == OURS else None
-        yield value_record("statements of the client", name, case, [statements], "statements", wanted=wanted)
 
 
 def _counters(connection: psycopg.Connection[Any]) -> tuple[int, int, int]:

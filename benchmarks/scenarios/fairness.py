@@ -2,7 +2,7 @@
 
 Who is served when, with one noisy tenant and with many of different sizes. All messages are there before the first
 one is served. Places count messages: place 19 means that 19 messages of others were served before. With several
-consumers the order is that of the server's clock.
+consumers the order is that of the server's clock. A batch is one call, or as many calls where one takes one message.
 
 * *Noisy first*: 1,000 messages of one tenant (300 in the quick run), then as many of 19 quiet ones. Who rotates serves
   each quiet one within the first round.
@@ -32,8 +32,11 @@ _SYSTEMS = {
     "tiny": (OURS, LIMIT),
 }
 #: By load: batch and consumers.
-_NOISY_CELLS = {"quick": [(1, 4), (10, 4)], "full": [(1, 1), (1, 16), (10, 4), (100, 16)], "tiny": [(10, 2)]}
-_ZIPF_CELLS = {"quick": [(10, 4)], "full": [(1, 1), (10, 4), (100, 16)], "tiny": [(10, 2)]}
+_GRID = [(batch, consumers) for batch in (1, 10, 100) for consumers in (1, 4, 16)]
+_NOISY_CELLS = {"quick": [(1, 4), (10, 4)], "full": _GRID, "tiny": [(10, 2)]}
+_ZIPF_CELLS = {"quick": [(10, 4)], "full": _GRID, "tiny": [(10, 2)]}
+#: Those in which all systems take part, in a full run.
+_FOR_ALL = {(1, 1), (1, 16), (10, 4), (100, 16)}
 #: Messages of the noisy tenant, and of all quiet ones together.
 _NOISY = {"quick": 300, "full": 1_000, "tiny": 20}
 #: PostgreSQL's synchronous_commit. It makes no difference to places.
@@ -45,9 +48,12 @@ _ZIPF = {"quick": (1_000, 50), "full": (5_000, 200), "tiny": (60, 6)}
 
 
 def cases(size: Size) -> list[Case]:
-    runs = 2 * size.rounds + len(_SYSTEMS[size.name]) - 2
     return [
-        Case(f"{load}, batch {batch}, {consumers} consumer{'s' if consumers > 1 else ''}", run, runs * seconds)
+        Case(
+            f"{load}, batch {batch}, {consumers} consumer{'s' if consumers > 1 else ''}",
+            run,
+            (2 * size.rounds + len(_taking_part(size, batch, consumers)) - 2) * seconds,
+        )
         for load, cells, measured, seconds in (
             ("noisy first", _NOISY_CELLS, noisy_first, 0.2 + _NOISY[size.name] / 800),
             ("Zipf", _ZIPF_CELLS, zipf, 0.2 + _ZIPF[size.name][0] / 2_500),
@@ -55,6 +61,10 @@ def cases(size: Size) -> list[Case]:
         for batch, consumers in cells[size.name]
         for run in [partial(measured, batch, consumers)]
     ]
+
+
+def _taking_part(size: Size, batch: int, consumers: int) -> tuple[str, ...]:
+    return _SYSTEMS[size.name] if size.name != "full" or (batch, consumers) in _FOR_ALL else (OURS, LIMIT)
 
 
 def noisy_first(batch: int, consumers: int, bench: Bench) -> Iterable[Record]:
@@ -104,12 +114,10 @@ def zipf(batch: int, consumers: int, bench: Bench) -> Iterable[Record]:
             yield value_record("place of quiet tenants", name, {**case, "of": f"p{percent}"}, places, "place")
             waits[name, percent] = [percentile([at for at, c in order if c in quiet], percent) for order in runs]
     for (name, percent), found in waits.items():
-        of = waits.get((LIMIT, percent)) if name == OURS else None
-        figure, where = "wait of quiet tenants", {**case, "of": f"p{percent}"}
-        if of:
-            yield ratio_record(figure, name, where, found, "s", reference=LIMIT, of=of)
-        else:
-            yield value_record(figure, name, where, found, "s")
+        where = {**case, "of": f"p{percent}"}
+        yield value_record("wait of quiet tenants", name, where, found, "s")
+        if name == OURS and (of := waits.get((LIMIT, percent))):
+            yield ratio_record("our wait of quiet tenants", name, where, found, "s", reference=LIMIT, of=of)
 
 
 def _serve(
@@ -140,7 +148,7 @@ def _serve(
             )
         return order
 
-    names = [system.name for system in bench.taking_part(_SYSTEMS[bench.size.name])]
+    names = [system.name for system in bench.taking_part(_taking_part(bench.size, batch, consumers))]
     # Those that a ratio is taken of, in pairs; once is enough to see what the others do.
     runs = alternate([name for name in names if name in (OURS, LIMIT)], bench.size.rounds, once)
     runs |= alternate([name for name in names if name not in runs], 1, once)

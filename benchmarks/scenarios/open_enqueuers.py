@@ -3,7 +3,7 @@
 Transactions that have enqueued stay open while others are served. Each of them enqueues to three tenants, in an order
 of its own, and stays open. What was committed before, for the same tenants, is eligible all the time. Waits are those
 for locks that last longer than 20 ms, of enqueuers and consumers, as another connection sees them; and what gives up
-after a second.
+after a second. Each figure is that of the worst of five runs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Self
 
@@ -50,7 +50,7 @@ class _Enqueuer(threading.Thread):
         super().__init__(daemon=True)
         self.system, self.connection, self.rows = system, connection, rows
         self.done, self.over = threading.Event(), threading.Event()
-        self.deadlocked = self.gave_up = False
+        self.deadlocked = False
 
     def run(self) -> None:
         try:
@@ -62,7 +62,7 @@ class _Enqueuer(threading.Thread):
         except psycopg.errors.DeadlockDetected:
             self.deadlocked = True
         except psycopg.errors.LockNotAvailable:
-            self.gave_up = True
+            pass  # seen by the watch
         finally:
             self.done.set()
 
@@ -73,15 +73,15 @@ def measure(name: str, bench: Bench) -> Iterable[Record]:
     count, seconds, _setup = _NUMBERS[bench.size.name]
     runs = [_once(bench, bench.systems[name], number) for number in range(_REPEATS[bench.size.name])]
     case: dict[str, int | str] = {"transactions": count, "seconds": f"{seconds:g}"}
-    figures: list[tuple[str, str, Wanted]] = [
-        ("share of eligible messages served meanwhile", "share", at_least(1)),
-        ("statements that waited for a lock", "statements", at_most(0)),
-        ("deadlocks", "deadlocks", at_most(0)),
+    figures: list[tuple[str, str, Wanted, Callable[[list[float]], float]]] = [
+        ("share of eligible messages served meanwhile", "share", at_least(1), min),
+        ("statements that waited for a lock", "statements", at_most(0), max),
+        ("deadlocks", "deadlocks", at_most(0), max),
     ]
-    for number, (figure, unit, wanted) in enumerate(figures):
-        yield value_record(
-            figure, name, case, [run[number] for run in runs], unit, wanted=wanted if name == OURS else None
-        )
+    for number, (figure, unit, wanted, worst) in enumerate(figures):
+        found = [run[number] for run in runs]
+        goal = wanted if name == OURS else None
+        yield value_record(figure, name, case, found, unit, wanted=goal, value=worst(found))
 
 
 def _once(bench: Bench, system: System, seed: int) -> tuple[float, float, float]:

@@ -8,13 +8,15 @@ round. The payloads have 100 bytes, the tables are vacuumed and analyzed after a
 * *Fetch and complete*: four consumer processes call what the peer has for fetching and completing, in batches, for a
   part of a second or until nothing is left. Handlers, heartbeats and polling don't take part; the calls of asyncio are
   made one after the other in an event loop that each consumer keeps.
-* *Workers*: who only has a worker runs it in one process with a handler that does nothing, four messages at a time
-  (Chancy: one a tenant, in a queue for each). The rate is that at which messages begin, from the first one on until
+* *Workers*: who only has a worker runs it in one process with a handler that does nothing, 4 or 100 messages at a time
+  (Chancy: one a tenant, in a queue for each). The rate is that of completions, from the first message's beginning until
   none is left or the time is over. Ours has a plain handler, in threads; an async one was not faster.
 
-Ours is to be three times as fast as what tries to be fair, and as fast as other Python packages in their best batch.
-Who keeps finished messages (DBOS, Chancy, Awa, Oban, pg-boss; PgQueuer a log, ours a history) does so here. Consumers
-wait for the disk at each fetch, as at each completion; fq.Worker doesn't for its dequeues.
+Ours is to be three times as fast as what tries to be fair, and as fast as other Python packages in their best batch,
+or with as many at a time as suits them best. Who keeps finished messages (DBOS, Chancy, Awa, Oban, pg-boss; PgQueuer a
+log, ours a history) does so here. Consumers wait for the disk at each fetch, as at each completion; fq.Worker doesn't
+for its dequeues, as a lost lease is only a redelivery. pg-boss is spoken to by a pipe, as it runs in Node.js. The order
+in which peers serve is that in which their calls return.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from copy import copy
 from dataclasses import dataclass
 from functools import cache, partial
 from statistics import median
@@ -36,8 +39,9 @@ from benchmarks.processes import Child
 from benchmarks.records import Record, Wanted, at_least, at_most, ratio_record, value_record
 from benchmarks.scenarios.fairness import QUIET, in_order, places_of_quiet
 from benchmarks.systems import OURS, Fill, System
+from benchmarks.systems.fair import Fairqueue
 from benchmarks.systems.peers import OUR_WORKER, PEERS, Peer, Working
-from benchmarks.systems.peers.base import CONCURRENCY, Served, work
+from benchmarks.systems.peers.base import Served, work
 
 T = TypeVar("T")
 
@@ -60,14 +64,16 @@ class Load:
 
 
 _LOADS = {
-    "quick": [Load(5_000, 20, (1, 10, 100)), Load(20_000, 1_000, (100,))],
-    "full": [Load(5_000, 20, (1, 10, 100)), Load(20_000, 1_000, (1, 10, 100)), Load(50_000, 10_000, (100,))],
+    "quick": [Load(20_000, 20, (1, 10, 100)), Load(20_000, 1_000, (100,))],
+    "full": [Load(20_000, 20, (1, 10, 100)), Load(20_000, 1_000, (1, 10, 100)), Load(50_000, 10_000, (100,))],
     "tiny": [Load(500, 5, (1, 10))],
 }
 #: Backlog and tenants of the workers.
-_WORKED = {"quick": (1_000, 20), "full": (5_000, 20), "tiny": (20, 4)}
+_WORKED = {"quick": (3_000, 20), "full": (5_000, 20), "tiny": (20, 4)}
+#: How many messages a worker has at a time.
+_AT_A_TIME = {"quick": (4, 100), "full": (4, 100), "tiny": (4,)}
 #: Seconds of one measurement: of consumers, of a worker.
-_SECONDS = {"quick": (0.3, 1.0), "full": (2.0, 5.0), "tiny": (0.05, 5.0)}
+_SECONDS = {"quick": (0.3, 1.0), "full": (1.0, 3.0), "tiny": (0.05, 5.0)}
 
 
 def cases(size: Size) -> list[Case]:
@@ -78,7 +84,7 @@ def cases(size: Size) -> list[Case]:
         label = f"fetch and complete, {load.messages:,} messages of {load.tenants:,} tenants"
         rounds = len(load.batches) * size.rounds * (len(_FETCHED) + 1)
         found.append(Case(label, partial(fetching, load), load.messages / 600 + rounds * (consumed + 0.5)))
-    seconds = 15 + size.rounds * (len(_WORKERS) + 1) * (worked + 1)
+    seconds = len(_AT_A_TIME[size.name]) * (15 + size.rounds * (len(_WORKERS) + 1) * (worked + 1))
     return [*found, Case("workers", working, seconds)]
 
 
@@ -109,7 +115,7 @@ def fairness(bench: Bench) -> Iterable[Record]:
     for name, places in _by_turns(bench, systems, _REPEATS[bench.size.name], once).items():
         case: dict[str, int | str] = {"load": "noisy first"}
         first, middle = ([place[part] for place in places] for part in (0, 1))
-        wanted = at_most(QUIET + CONCURRENCY) if name in (OURS, OUR_WORKER) else None
+        wanted = at_most(QUIET + _CONSUMERS) if name in (OURS, OUR_WORKER) else None
         yield value_record("worst first-service place", name, case, first, "place", wanted=wanted, value=max(first))
         yield value_record("median place of quiet tenants", name, case, middle, "place")
 
@@ -147,18 +153,24 @@ def fetching(load: Load, bench: Bench) -> Iterable[Record]:
             chosen = {name: system for name, system in systems.items() if system.batches or batch == 1}
             bench.place.checkpoint()
             found[batch] = _by_turns(bench, chosen, bench.size.rounds, partial(once, batch=batch))
-    best = {
-        name: max((batch for batch in found if name in found[batch]), key=lambda batch: median(found[batch][name]))
-        for name in {name for rates in found.values() for name in rates}
-    }
-    for batch, rates in found.items():
-        case: dict[str, int | str] = {"backlog": load.messages, "tenants": load.tenants, "batch": batch}
-        wanted = {name: _wanted(systems[name], best[name] == batch) for name in rates}
-        yield from _ratios("messages fetched and completed", OURS, case, rates, wanted)
+    case: dict[str, int | str] = {"backlog": load.messages, "tenants": load.tenants}
+    yield from _ratios("messages fetched and completed", OURS, systems, found, case=case, varied="batch")
 
 
 def working(bench: Bench) -> Iterable[Record]:
+    messages, tenants = _WORKED[bench.size.name]
     systems = _taking_part(bench, (OUR_WORKER, *_WORKERS))
+    found = {count: _worked(bench, systems, count) for count in _AT_A_TIME[bench.size.name]}
+    case: dict[str, int | str] = {"backlog": messages, "tenants": tenants}
+    yield from _ratios("messages worked on", OUR_WORKER, systems, found, case=case, varied="at a time")
+
+
+def _worked(bench: Bench, systems: Mapping[str, System], at_a_time: int) -> dict[str, list[float]]:
+    """Rates of workers that have so many messages at a time."""
+    systems = {name: copy(system) for name, system in systems.items()}
+    for system in systems.values():
+        assert isinstance(system, Working)
+        system.at_a_time = at_a_time
     messages, tenants = _WORKED[bench.size.name]
     _, seconds = _SECONDS[bench.size.name]
     with _databases(bench, systems) as database, _processes(systems.values()) as processes:
@@ -173,14 +185,13 @@ def working(bench: Bench) -> Iterable[Record]:
             return _serve(processes[name], dsn, seconds).rate
 
         bench.place.checkpoint()
-        rates = _by_turns(bench, systems, bench.size.rounds, once)
-    case: dict[str, int | str] = {"backlog": messages, "tenants": tenants, "at a time": CONCURRENCY}
-    wanted = {name: _wanted(system, best=True) for name, system in systems.items()}
-    yield from _ratios("messages worked on", OUR_WORKER, case, rates, wanted)
+        return _by_turns(bench, systems, bench.size.rounds, once)
 
 
 def _wanted(system: System, best: bool) -> Wanted | None:
     """Three times the rate of what tries to be fair; as much as any other in Python at its best batch."""
+    if isinstance(system, Fairqueue):
+        return None
     if system.fair:
         return at_least(3)
     return at_least(1) if best and system.name != "pg-boss" else None
@@ -189,24 +200,32 @@ def _wanted(system: System, best: bool) -> Wanted | None:
 def _ratios(
     figure: str,
     ours: str,
+    systems: Mapping[str, System],
+    found: Mapping[int, Mapping[str, list[float]]],
+    *,
     case: Mapping[str, int | str],
-    rates: Mapping[str, list[float]],
-    wanted: Mapping[str, Wanted | None],
+    varied: str,
 ) -> Iterator[Record]:
-    for name, found in rates.items():
-        yield value_record(figure, name, case, found, "1/s")
-    for name, found in rates.items():
-        if name != ours and ours in rates:
-            over = f"{figure}, over the peer"
-            yield ratio_record(over, ours, case, rates[ours], "1/s", reference=name, of=found, wanted=wanted[name])
+    """The rates found with each number of what was varied, and ours over the others'."""
+    best = {
+        name: max((number for number in found if name in found[number]), key=lambda number: median(found[number][name]))
+        for name in {name for rates in found.values() for name in rates}
+    }
+    for number, rates in found.items():
+        where = {**case, varied: number}
+        for name, values in rates.items():
+            yield value_record(figure, name, where, values, "1/s")
+        for name, values in rates.items():
+            if name != ours and ours in rates:
+                over, wanted = f"{figure}, over the peer", _wanted(systems[name], best[name] == number)
+                yield ratio_record(over, ours, where, rates[ours], "1/s", reference=name, of=values, wanted=wanted)
 
 
 def _taking_part(bench: Bench, names: Iterable[str]) -> dict[str, System]:
     """Those that are here, by name. The page says in which versions, and why others aren't."""
     systems: dict[str, System] = {}
     for system in bench.taking_part(names):
-        reason = system.missing() or (system.prepare() if isinstance(system, Peer) else None)
-        if reason:
+        if isinstance(system, Peer) and (reason := system.prepare()):
             bench.note(f"{system.name} was left out: {reason}")
             continue
         systems[system.name] = system

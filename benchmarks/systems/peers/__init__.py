@@ -7,7 +7,7 @@ from .base import Peer, Working
 from .chancy_peer import Chancy
 from .dbos_peer import DBOS
 from .oban_peer import Oban
-from .own import FairqueueWorker
+from .own import FairqueueWorker, FairqueueWorkerDefault
 from .pgboss import PgBoss, PgBossGroups
 from .pgmq_peer import PGMQ, PGMQGroupedRR
 from .pgqueuer_peer import PgQueuer
@@ -28,6 +28,7 @@ PEERS: dict[str, Peer] = {
         Procrastinate(),
         PgBoss(),
         FairqueueWorker(),
+        FairqueueWorkerDefault(),
         DBOS(),
         Chancy(),
         Awa(),

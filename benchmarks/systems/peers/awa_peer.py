@@ -12,7 +12,7 @@ from typing import Any
 
 from sqlalchemy import make_url
 
-from .base import CONCURRENCY, Client, Working
+from .base import Client, Working
 
 _QUEUE = "bench"
 
@@ -66,7 +66,7 @@ class Awa(Working):
                 handle(found.args.channel)
 
             client.task(Job, queue=_QUEUE)(job)
-            await client.start([(_QUEUE, CONCURRENCY)])
+            await client.start([(_QUEUE, self.at_a_time)])
             try:
                 await asyncio.to_thread(stop.wait)
             finally:

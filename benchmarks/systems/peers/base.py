@@ -1,8 +1,8 @@
 """What peers have in common: a package that may be missing, an event loop for those that need one, their own workers.
 
 A peer is used by its own public API, with the settings that its documentation gives for speed. Where it has calls to
-fetch and to complete, consumers use these, as they do ours. Where it only has a worker, a process runs that, four
-messages at a time, with a handler that does nothing.
+fetch and to complete, consumers use these, as they do ours. Where it only has a worker, a process runs that, with a
+handler that does nothing.
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ from benchmarks.systems.base import LEASE, Lease, System
 
 T = TypeVar("T")
 
-#: How many messages at a time a worker has.
-CONCURRENCY = 4
 #: Seconds between two looks at whether a worker has finished.
 _LOOK = 0.005
 #: Seconds in which a worker has to begin.
@@ -87,6 +85,8 @@ class Client:
 class Working(Peer):
     """One that is used by its worker alone."""
 
+    #: How many messages the worker has at a time, if it can be told.
+    at_a_time: int = 4
     #: How many messages aren't completed.
     backlog_sql: ClassVar[str]
 
@@ -117,7 +117,7 @@ class Served:
     order: list[str]
     #: How many were completed.
     completed: int
-    #: Messages that began in a second, until it was stopped.
+    #: Messages completed in a second, from the first one's beginning until none was left or it was stopped.
     rate: float
 
 
@@ -136,42 +136,46 @@ def work(pipe: Connection, system: Working) -> None:
 
 def serve(system: Working, dsn: str, seconds: float) -> Served:
     stop = threading.Event()
-    begun: list[tuple[float, str]] = []
+    begun: list[str] = []
+    first: list[float] = []
 
     def handle(channel: str) -> None:
-        begun.append((time.monotonic(), channel))
+        if not first:
+            first.append(time.monotonic())
+        begun.append(channel)
 
     with psycopg.connect(dsn, autocommit=True) as connection, ThreadPoolExecutor(1) as watcher:
-        watching = watcher.submit(_watch, connection, system.backlog_sql, begun, seconds, stop)
+        watching = watcher.submit(_watch, connection, system.backlog_sql, begun, first, seconds=seconds, stop=stop)
         try:
             system.work(dsn, handle, stop)
         finally:
             stop.set()
-        completed, counted = watching.result()
-    times = [at for at, _ in begun[:counted]]
-    rate = (counted - 1) / (times[-1] - times[0]) if counted > 1 else 0.0
-    return Served([channel for _, channel in begun], completed, rate)
+        completed, ended = watching.result()
+    return Served(begun, completed, completed / (ended - first[0]))
 
 
 def _watch(
     connection: psycopg.Connection[Any],
     backlog_sql: str,
-    begun: Sequence[tuple[float, str]],
+    begun: Sequence[str],
+    first: Sequence[float],
+    *,
     seconds: float,
     stop: threading.Event,
-) -> tuple[int, int]:
-    """Stop it when nothing is left or the time is over. How many were completed then, and how many had begun."""
+) -> tuple[int, float]:
+    """Stop it when nothing is left or the time is over. How many were completed then, and when that was."""
     total, until = _count(connection, backlog_sql), time.monotonic() + _PATIENCE
     while not stop.wait(_LOOK):
-        if begun:
-            until = begun[0][0] + seconds
-        if (over := time.monotonic() > until) or len(begun) >= total:
-            counted, left = len(begun), _count(connection, backlog_sql)
-            if over or not left:
+        if first:
+            until = first[0] + seconds
+        now = time.monotonic()
+        if now > until or len(begun) >= total:
+            left = _count(connection, backlog_sql)
+            if now > until or not left:
                 stop.set()
-                if not counted:
+                if not first:
                     break
-                return total - left, counted
+                return total - left, now
     raise TimeoutError(f"no message began within {_PATIENCE:g} s")
 
 

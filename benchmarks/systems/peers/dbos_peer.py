@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .base import CONCURRENCY, Working
+from .base import Working
 
 _QUEUE = "bench"
 _JOB = "job"
@@ -28,7 +28,7 @@ class DBOS(Working):
         run_dbos_database_migrations(dsn)
         connection = self.connect(dsn)
         connection.register_queue(
-            _QUEUE, worker_concurrency=CONCURRENCY, partition_concurrency=1, polling_interval_sec=0.001
+            _QUEUE, worker_concurrency=self.at_a_time, partition_concurrency=1, polling_interval_sec=0.001
         )
         connection.close()
 

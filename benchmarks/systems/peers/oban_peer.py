@@ -12,7 +12,7 @@ from typing import Any
 
 import psycopg
 
-from .base import CONCURRENCY, Client, Working
+from .base import Client, Working
 
 _QUEUE = "bench"
 _PYTHON = (3, 12)
@@ -56,7 +56,7 @@ class Oban(Working):
 
             pool = await Oban.create_pool(dsn)
             _job(handle)
-            async with Oban(pool=pool, queues={_QUEUE: CONCURRENCY}):
+            async with Oban(pool=pool, queues={_QUEUE: self.at_a_time}):
                 await asyncio.to_thread(stop.wait)
             await pool.close()
 

@@ -1,4 +1,4 @@
-"""fairqueue by its worker, beside which the other workers are measured."""
+"""fairqueue by its worker, beside which the other workers are measured: with prefetch, and as it is by default."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ import fairqueue as fq
 from benchmarks.systems.fair import Fairqueue
 from fairqueue import embedded
 
-from .base import CONCURRENCY, Working
+from .base import Working
 
 
 class FairqueueWorker(Fairqueue, Working):
     name = "fairqueue-worker"
     about = "this project, by fq.Worker, a plain handler without a session, prefetch=100"
     package = "fairqueue"
+    prefetch = 100
 
     def work(self, dsn: str, handle: Callable[[str], None], stop: threading.Event) -> None:
         engine = create_engine(embedded.sqlalchemy_url(dsn))
-        app = fq.Worker(engine, concurrency=CONCURRENCY, prefetch=100)
+        app = fq.Worker(engine, concurrency=self.at_a_time, prefetch=self.prefetch)
 
         @app.handler
         def job(message: fq.LeasedMessage) -> None:
@@ -30,3 +31,9 @@ class FairqueueWorker(Fairqueue, Working):
         with app:
             stop.wait()
         engine.dispose()
+
+
+class FairqueueWorkerDefault(FairqueueWorker):
+    name = "fairqueue-worker-default"
+    about = "the same without prefetch, as it is by default"
+    prefetch = 0

@@ -29,8 +29,11 @@ class PGMQ(Peer):
             install_pgmq_from_sql(conn=connection)
         queue = self.connect(dsn)
         queue.create_queue(_QUEUE)
-        queue.create_fifo_index(_QUEUE)
+        self.index(queue)
         queue.close()
+
+    def index(self, queue: Any) -> None:
+        """Make what its way to read needs besides."""
 
     def connect(self, dsn: str) -> Any:
         from pgmq import PGMQueue
@@ -62,6 +65,9 @@ class PGMQGroupedRR(PGMQ):
     name = "pgmq-grouped-rr"
     about = "PGMQ: read_grouped_rr, which takes turns among the groups within one call"
     fair = True
+
+    def index(self, queue: Any) -> None:
+        queue.create_fifo_index(_QUEUE)
 
     def dequeue(self, connection: Any, n: int, *, lease: float = LEASE, timed: bool = False) -> list[Lease]:
         return _leases(connection.read_grouped_rr(_QUEUE, vt=int(lease), qty=n))

@@ -87,6 +87,7 @@ class Procrastinate(Peer):
 class ProcrastinateLock(Procrastinate):
     name = "procrastinate-lock"
     about = "Procrastinate with lock=tenant, as is advised for tenants: one job of each at a time"
+    fair = True
 
     def lock(self, channel: str) -> str | None:
         return channel

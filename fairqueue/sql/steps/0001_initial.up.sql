@@ -94,10 +94,10 @@ RETURN char_length(queue) BETWEEN 1 AND 255 AND char_length(channel) BETWEEN 1 A
 -- The advisory lock of those who wait for work in a queue; to_hex of it is in the name of their notification channel.
 --
 -- Called by queue_listen, queue_unlisten and queue_notify, whose search_path says which schema it is about. It takes no
--- lock itself.
+-- lock itself. The number is none of those of queue_key, whose locks are others'.
 CREATE FUNCTION queue_wake(queue text) RETURNS bigint
 LANGUAGE sql STABLE PARALLEL SAFE
-RETURN hashtextextended(current_schema() || '.' || queue, 720721);
+RETURN hashtextextended(current_schema() || '.' || queue, 720730);
 
 -- A point in time as Unix time in whole milliseconds, rounded down: the unit of message.dequeue_at.
 --
@@ -704,6 +704,8 @@ REVOKE EXECUTE ON FUNCTION feed_move FROM PUBLIC;
 -- moving them would take long.
 -- Locks: history, against another call; for a day that has begun also against completions, whose rows may just be on
 -- their way to history_default; and history_default, against everybody. All until the end of the transaction.
+--
+-- Who may read history may read it by its partitions, as the pipeline does.
 CREATE FUNCTION history_add(day date, begun boolean) RETURNS void
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -713,6 +715,7 @@ DECLARE
     v_path CONSTANT text := format('%I.%I', current_schema(), v_name);
     v_from CONSTANT text := to_char(day, 'YYYY-MM-DD"T00:00:00Z"');
     v_to CONSTANT text := to_char(day + 1, 'YYYY-MM-DD"T00:00:00Z"');
+    v_grant text;
 BEGIN
     IF to_regclass(v_path) IS NOT NULL THEN
         RETURN;
@@ -734,6 +737,14 @@ BEGIN
         RETURN;
     END IF;
     EXECUTE format('CREATE TABLE %s (LIKE history INCLUDING ALL)', v_path);
+    FOR v_grant IN
+        SELECT format('GRANT %s ON TABLE %s TO %s', a.privilege_type, v_path,
+            CASE WHEN a.grantee = 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END)
+        FROM pg_class c CROSS JOIN aclexplode(c.relacl) a
+        WHERE c.oid = 'history'::regclass AND a.grantee <> c.relowner
+    LOOP
+        EXECUTE v_grant;
+    END LOOP;
     EXECUTE format('WITH moved AS (DELETE FROM history_default WHERE finished_at >= %L AND finished_at < %L RETURNING *)'
         ' INSERT INTO %s SELECT * FROM moved', v_from, v_to, v_path);
     EXECUTE format('ALTER TABLE history ATTACH PARTITION %s FOR VALUES FROM (%L) TO (%L)', v_path, v_from, v_to);
@@ -2559,10 +2570,11 @@ REVOKE EXECUTE ON FUNCTION queue_unlisten FROM PUBLIC;
 
 -- Whether the transaction that locked or changed a row, its xmax, is under way, or has changed it since the snapshot.
 --
--- Called by message_dequeue, into whose statement it is expanded: who passes over what others take needn't touch it. To
--- try to lock a row that was changed since the snapshot would lock what it has become, which is somebody else's. An old
--- xmax that is still there was a mere lock. Where several have locked a row, xmax is no transaction, and this may be
--- wrong while they do; a number that is far from those of transactions says nothing. Takes no lock.
+-- Called by message_dequeue and scheduler_serve_shares, into whose statements it is expanded: who passes over what
+-- others take needn't touch it. To try to lock a row that was changed since the snapshot would lock what it has become,
+-- which is somebody else's. An old xmax that is still there was a mere lock. Where several have locked a row, xmax is
+-- no transaction, and this may be wrong while they do; a number that is far from those of transactions says nothing.
+-- Takes no lock.
 CREATE FUNCTION row_is_held(place tid, xmax xid, snapshot pg_snapshot) RETURNS boolean
 LANGUAGE sql VOLATILE
 RETURN CASE
@@ -3344,9 +3356,10 @@ BEGIN
             FROM scheduler_sweep(v_queue, r.turn, r.vtime, v_now, v_news, r.swept, r.activations) w;
             v_written := false;
         END IF;
-        -- A limit that was committed in the middle of this, after the signals were read that it came with: its leases
-        -- are counted before anything is served by it.
-        IF v_uncounted THEN
+        -- A policy that is known to have changed holds before anything is served: one of which many channels, or many ends
+        -- of leases, came first; and a limit that was committed in the middle of this, after the signals were read that
+        -- it came with, whose leases are to be counted.
+        IF v_uncounted OR v_has_urgent THEN
             v_uncounted := EXISTS (
                     SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid >= r.urgent_from
                         AND s.message_id IS NULL AND s.counted IS NULL)
@@ -3400,15 +3413,16 @@ BEGIN
                 WHERE p.queue = v_queue AND p.place > r.place - 32 AND p.place <= r.place + v_want
                     AND p.place + e.nth - 1 > r.place AND p.place + e.nth - 1 <= r.place + v_want
                     AND (v_lane_tag IS NULL OR (e.tag, e.since) < (v_lane_tag, v_lane_since))
+            -- One that was changed meanwhile may be another channel's now.
             ), held AS MATERIALIZED (
-                SELECT m.ctid AS row
+                SELECT m.ctid = n.row AS is_same
                 FROM next n
                 JOIN message m ON m.ctid = n.row
                 WHERE m.id = n.id AND m.leased_until IS NULL AND m.dequeue_at <= v_now
                 FOR NO KEY UPDATE OF m SKIP LOCKED
             ), served AS MATERIALIZED (
                 SELECT count(*)::integer AS messages, max(n.tag) AS vtime,
-                    count(*) = (SELECT count(*) FROM held) AND count(*) > 0 AS is_good
+                    count(*) = (SELECT count(*) FROM held h WHERE h.is_same) AND count(*) > 0 AS is_good
                 FROM next n
             ), leased AS (
                 UPDATE message m
@@ -3501,14 +3515,14 @@ BEGIN
                 FROM seen s
                 WHERE s.is_first
             ), held AS MATERIALIZED (
-                SELECT m.ctid AS row
+                SELECT m.ctid = f.row AS is_same
                 FROM first f
                 JOIN message m ON m.ctid = f.row
                 WHERE f.taken AND m.leased_until IS NULL AND m.dequeue_at <= v_now
                 FOR NO KEY UPDATE OF m SKIP LOCKED
             ), served AS MATERIALIZED (
                 SELECT count(*)::integer AS messages, max(f.tag) AS vtime,
-                    count(*) = (SELECT count(*) FROM held) AND count(*) * 2 >= v_want AS is_simple
+                    count(*) = (SELECT count(*) FROM held h WHERE h.is_same) AND count(*) * 2 >= v_want AS is_simple
                 FROM first f
                 WHERE f.taken
             ), leased AS (
@@ -3656,32 +3670,42 @@ BEGIN
     ), shares AS (
         SELECT c.*, greatest(1, least(demand,
                 floor((min(c.level) OVER () - (c.tag - r.vtime)) / c.step + 0.000001) + 1))::integer AS share,
-            count(*) OVER () = lanes AS cut,
+            count(*) OVER () = lanes AS cut, pg_current_snapshot() AS snapshot,
             first_value(c.tag) OVER w AS last_tag, first_value(c.since) OVER w AS last_since
         FROM levels c
         WINDOW w AS (ORDER BY c.tag DESC, c.since DESC)
-    -- Their first messages, and one more, which tells where the lane stands afterwards.
+    -- Their first messages, and one more, which tells where the lane stands afterwards. Those that somebody holds are
+    -- passed over: they take no room, and cost nothing.
     ), candidates AS (
         SELECT s.lane, s.since, s.share, s.is_counted, s.cut, s.last_tag, s.last_since,
-            m.row, m.id, m.dequeue_at, m.step, row_number() OVER lane AS nth,
-            s.tag + (sum(m.step) OVER lane - m.step)::bigint AS start,
-            coalesce(m.dequeue_at <= v_now AND row_number() OVER lane <= s.room, false) AS ripe
+            m.row, m.id, m.dequeue_at, m.step, coalesce(m.is_held, false) AS is_held,
+            row_number() OVER lane > least(s.share, s.room + demand - want) AS is_last,
+            s.tag + (coalesce(sum(m.step) FILTER (WHERE NOT m.is_held) OVER lane, 0)
+                - CASE WHEN m.is_held THEN 0 ELSE m.step END)::bigint AS start,
+            coalesce(NOT m.is_held AND m.dequeue_at <= v_now
+                AND count(*) FILTER (WHERE NOT m.is_held) OVER lane <= s.room, false) AS ripe
         FROM shares s
         LEFT JOIN LATERAL (
-            SELECT m.ctid AS row, m.id, m.dequeue_at, lane_step(m.cost, s.weight) AS step
+            SELECT m.ctid AS row, m.id, m.dequeue_at, lane_step(m.cost, s.weight) AS step,
+                CASE WHEN row_is_held(m.ctid, m.xmax, s.snapshot) THEN
+                    -- It may be this transaction that holds it, or somebody who doesn't mind.
+                    NOT EXISTS (SELECT FROM message x WHERE x.ctid = m.ctid FOR NO KEY UPDATE SKIP LOCKED)
+                ELSE false END AS is_held
             FROM message m
             WHERE m.queue = r.queue AND m.channel = s.channel AND m.leased_until IS NULL
                 AND (m.dequeue_at, m.id) >= (s.head_at, s.head_id)
             ORDER BY m.dequeue_at, m.id
-            LIMIT least(s.share, s.room) + 1) m ON true
+            -- Where the last try came out short, there may be more that is held than there is room.
+            LIMIT least(s.share, s.room + demand - want) + 1) m ON true
         WINDOW lane AS (PARTITION BY s.since ORDER BY m.dequeue_at, m.id ROWS UNBOUNDED PRECEDING)
     ), placed AS (
-        SELECT c.*, row_number() OVER (PARTITION BY c.ripe ORDER BY c.start, c.since) AS place
+        SELECT c.*,
+            row_number() OVER (PARTITION BY c.ripe OR (c.is_held AND c.is_last) ORDER BY c.start, c.since) AS place
         FROM candidates c
     -- Beyond the last message that was fetched of a lane there may be others that go first; and beyond the last
     -- lane that competes, where there was no room for more, other lanes: some of these here may turn out empty.
     ), horizon AS (
-        SELECT p.*, min(p.place) FILTER (WHERE p.ripe AND p.nth > p.share) OVER () AS horizon
+        SELECT p.*, min(p.place) FILTER (WHERE p.is_last AND (p.ripe OR p.is_held)) OVER () AS horizon
         FROM placed p
     ), marked AS MATERIALIZED (
         SELECT h.*, h.ripe AND h.place <= least(want, h.horizon)
@@ -3703,8 +3727,8 @@ BEGIN
         WHERE m.ctid = h.row
         RETURNING m.id, m.channel, m.attempt, m.payload, m.body, m.state, m.error, m.dequeue_at, m.cost,
             m.created_at, m.leased_until, m.key, m.forgiven, m.first_leased_at, h.place
-    -- A message that was passed over, because somebody else held or just changed it, is news for the next turn. Its
-    -- room goes to the next one, when the caller tries again; or, with keep, it waits for the next turn as well.
+    -- A message that was passed over here, because somebody else locked or changed it just now, is news for the next
+    -- turn. Its room goes to the next one, when the caller tries again; or, with keep, it waits for the next turn as well.
     ), passed AS MATERIALIZED (
         SELECT k.lane, m.channel, k.dequeue_at, k.id,
             keep AND (k.is_counted OR r.max_concurrency IS NOT NULL) AS is_counted
@@ -3712,20 +3736,35 @@ BEGIN
         WHERE k.taken
             AND (SELECT count(*) FROM leased) < (SELECT count(*) FROM marked t WHERE t.taken)
             AND NOT EXISTS (SELECT FROM leased d WHERE d.place = k.place)
+    -- Lanes that have nothing left to serve but what is held, while others may go on, stand behind that, or become idle.
+    -- It is news for the next turn, too: then they stand before it again.
+    ), moves AS MATERIALIZED (
+        SELECT m.lane, m.spent, m.served, m.again, m.last_at,
+            coalesce(CASE WHEN m.is_stuck THEN m.free_at ELSE m.left_at END, m.next_at) AS head_at,
+            CASE WHEN m.is_stuck THEN coalesce(m.free_id, m.next_id) ELSE m.left_id END AS head_id,
+            CASE WHEN m.is_stuck THEN m.left_at END AS held_at, m.left_id AS held_id
+        FROM (
+            SELECT k.lane, coalesce(sum(k.step) FILTER (WHERE k.taken), 0)::bigint AS spent,
+                (count(*) FILTER (WHERE k.taken) - min(u.passed))::integer AS served,
+                CASE WHEN min(u.passed) > 0 THEN v_now ELSE 0 END AS again,
+                bool_or(k.is_held) AND NOT bool_or(k.ripe AND NOT k.taken) AS is_stuck,
+                min(k.dequeue_at) FILTER (WHERE NOT k.taken) AS left_at,
+                min(k.id) FILTER (WHERE NOT k.taken) AS left_id,
+                min(k.dequeue_at) FILTER (WHERE NOT (k.taken OR k.is_held)) AS free_at,
+                min(k.id) FILTER (WHERE NOT (k.taken OR k.is_held)) AS free_id,
+                max(k.dequeue_at) FILTER (WHERE k.is_last) AS next_at,
+                max(k.id) FILTER (WHERE k.is_last) + 1 AS next_id, max(k.dequeue_at) AS last_at
+            FROM marked k CROSS JOIN LATERAL (
+                SELECT count(*) AS passed FROM passed p WHERE p.lane = k.lane AND NOT keep) u
+            GROUP BY k.lane) m
     ), missed AS (
         INSERT INTO signal (queue, channel, dequeue_at, message_id, counted, urgent)
         SELECT r.queue, p.channel, p.dequeue_at, p.id, CASE WHEN p.is_counted THEN r.turn END, p.is_counted
         FROM passed p
-    ), moves AS MATERIALIZED (
-        SELECT k.lane, coalesce(sum(k.step) FILTER (WHERE k.taken), 0)::bigint AS spent,
-            (count(*) FILTER (WHERE k.taken) - min(u.passed))::integer AS served,
-            CASE WHEN min(u.passed) > 0 THEN v_now ELSE 0 END AS again,
-            coalesce(min(k.dequeue_at) FILTER (WHERE NOT k.taken),
-                CASE WHEN count(k.id) > k.share THEN max(k.dequeue_at) END) AS head_at,
-            max(k.dequeue_at) AS last_at, min(k.id) FILTER (WHERE NOT k.taken) AS head_id
-        FROM marked k CROSS JOIN LATERAL (
-            SELECT count(*) AS passed FROM passed p WHERE p.lane = k.lane AND NOT keep) u
-        GROUP BY k.lane, k.share
+        UNION ALL
+        SELECT r.queue, (SELECT l.channel FROM lane l WHERE l.ctid = v.lane), v.held_at, v.held_id, NULL, false
+        FROM moves v
+        WHERE v.held_at IS NOT NULL
     ), moved AS (
         UPDATE lane l
         SET tag = l.tag + v.spent,

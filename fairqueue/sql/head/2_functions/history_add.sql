@@ -5,6 +5,8 @@
 -- moving them would take long.
 -- Locks: history, against another call; for a day that has begun also against completions, whose rows may just be on
 -- their way to history_default; and history_default, against everybody. All until the end of the transaction.
+--
+-- Who may read history may read it by its partitions, as the pipeline does.
 CREATE FUNCTION history_add(day date, begun boolean) RETURNS void
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -14,6 +16,7 @@ DECLARE
     v_path CONSTANT text := format('%I.%I', current_schema(), v_name);
     v_from CONSTANT text := to_char(day, 'YYYY-MM-DD"T00:00:00Z"');
     v_to CONSTANT text := to_char(day + 1, 'YYYY-MM-DD"T00:00:00Z"');
+    v_grant text;
 BEGIN
     IF to_regclass(v_path) IS NOT NULL THEN
         RETURN;
@@ -35,6 +38,14 @@ BEGIN
         RETURN;
     END IF;
     EXECUTE format('CREATE TABLE %s (LIKE history INCLUDING ALL)', v_path);
+    FOR v_grant IN
+        SELECT format('GRANT %s ON TABLE %s TO %s', a.privilege_type, v_path,
+            CASE WHEN a.grantee = 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END)
+        FROM pg_class c CROSS JOIN aclexplode(c.relacl) a
+        WHERE c.oid = 'history'::regclass AND a.grantee <> c.relowner
+    LOOP
+        EXECUTE v_grant;
+    END LOOP;
     EXECUTE format('WITH moved AS (DELETE FROM history_default WHERE finished_at >= %L AND finished_at < %L RETURNING *)'
         ' INSERT INTO %s SELECT * FROM moved', v_from, v_to, v_path);
     EXECUTE format('ALTER TABLE history ATTACH PARTITION %s FOR VALUES FROM (%L) TO (%L)', v_path, v_from, v_to);

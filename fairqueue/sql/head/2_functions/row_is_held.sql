@@ -1,9 +1,10 @@
 -- Whether the transaction that locked or changed a row, its xmax, is under way, or has changed it since the snapshot.
 --
--- Called by message_dequeue, into whose statement it is expanded: who passes over what others take needn't touch it. To
--- try to lock a row that was changed since the snapshot would lock what it has become, which is somebody else's. An old
--- xmax that is still there was a mere lock. Where several have locked a row, xmax is no transaction, and this may be
--- wrong while they do; a number that is far from those of transactions says nothing. Takes no lock.
+-- Called by message_dequeue and scheduler_serve_shares, into whose statements it is expanded: who passes over what
+-- others take needn't touch it. To try to lock a row that was changed since the snapshot would lock what it has become,
+-- which is somebody else's. An old xmax that is still there was a mere lock. Where several have locked a row, xmax is
+-- no transaction, and this may be wrong while they do; a number that is far from those of transactions says nothing.
+-- Takes no lock.
 CREATE FUNCTION row_is_held(place tid, xmax xid, snapshot pg_snapshot) RETURNS boolean
 LANGUAGE sql VOLATILE
 RETURN CASE

@@ -156,9 +156,10 @@ BEGIN
             FROM scheduler_sweep(v_queue, r.turn, r.vtime, v_now, v_news, r.swept, r.activations) w;
             v_written := false;
         END IF;
-        -- A limit that was committed in the middle of this, after the signals were read that it came with: its leases
-        -- are counted before anything is served by it.
-        IF v_uncounted THEN
+        -- A policy that is known to have changed holds before anything is served: one of which many channels, or many ends
+        -- of leases, came first; and a limit that was committed in the middle of this, after the signals were read that
+        -- it came with, whose leases are to be counted.
+        IF v_uncounted OR v_has_urgent THEN
             v_uncounted := EXISTS (
                     SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid >= r.urgent_from
                         AND s.message_id IS NULL AND s.counted IS NULL)
@@ -212,15 +213,16 @@ BEGIN
                 WHERE p.queue = v_queue AND p.place > r.place - 32 AND p.place <= r.place + v_want
                     AND p.place + e.nth - 1 > r.place AND p.place + e.nth - 1 <= r.place + v_want
                     AND (v_lane_tag IS NULL OR (e.tag, e.since) < (v_lane_tag, v_lane_since))
+            -- One that was changed meanwhile may be another channel's now.
             ), held AS MATERIALIZED (
-                SELECT m.ctid AS row
+                SELECT m.ctid = n.row AS is_same
                 FROM next n
                 JOIN message m ON m.ctid = n.row
                 WHERE m.id = n.id AND m.leased_until IS NULL AND m.dequeue_at <= v_now
                 FOR NO KEY UPDATE OF m SKIP LOCKED
             ), served AS MATERIALIZED (
                 SELECT count(*)::integer AS messages, max(n.tag) AS vtime,
-                    count(*) = (SELECT count(*) FROM held) AND count(*) > 0 AS is_good
+                    count(*) = (SELECT count(*) FROM held h WHERE h.is_same) AND count(*) > 0 AS is_good
                 FROM next n
             ), leased AS (
                 UPDATE message m
@@ -313,14 +315,14 @@ BEGIN
                 FROM seen s
                 WHERE s.is_first
             ), held AS MATERIALIZED (
-                SELECT m.ctid AS row
+                SELECT m.ctid = f.row AS is_same
                 FROM first f
                 JOIN message m ON m.ctid = f.row
                 WHERE f.taken AND m.leased_until IS NULL AND m.dequeue_at <= v_now
                 FOR NO KEY UPDATE OF m SKIP LOCKED
             ), served AS MATERIALIZED (
                 SELECT count(*)::integer AS messages, max(f.tag) AS vtime,
-                    count(*) = (SELECT count(*) FROM held) AND count(*) * 2 >= v_want AS is_simple
+                    count(*) = (SELECT count(*) FROM held h WHERE h.is_same) AND count(*) * 2 >= v_want AS is_simple
                 FROM first f
                 WHERE f.taken
             ), leased AS (

@@ -48,32 +48,42 @@ BEGIN
     ), shares AS (
         SELECT c.*, greatest(1, least(demand,
                 floor((min(c.level) OVER () - (c.tag - r.vtime)) / c.step + 0.000001) + 1))::integer AS share,
-            count(*) OVER () = lanes AS cut,
+            count(*) OVER () = lanes AS cut, pg_current_snapshot() AS snapshot,
             first_value(c.tag) OVER w AS last_tag, first_value(c.since) OVER w AS last_since
         FROM levels c
         WINDOW w AS (ORDER BY c.tag DESC, c.since DESC)
-    -- Their first messages, and one more, which tells where the lane stands afterwards.
+    -- Their first messages, and one more, which tells where the lane stands afterwards. Those that somebody holds are
+    -- passed over: they take no room, and cost nothing.
     ), candidates AS (
         SELECT s.lane, s.since, s.share, s.is_counted, s.cut, s.last_tag, s.last_since,
-            m.row, m.id, m.dequeue_at, m.step, row_number() OVER lane AS nth,
-            s.tag + (sum(m.step) OVER lane - m.step)::bigint AS start,
-            coalesce(m.dequeue_at <= v_now AND row_number() OVER lane <= s.room, false) AS ripe
+            m.row, m.id, m.dequeue_at, m.step, coalesce(m.is_held, false) AS is_held,
+            row_number() OVER lane > least(s.share, s.room + demand - want) AS is_last,
+            s.tag + (coalesce(sum(m.step) FILTER (WHERE NOT m.is_held) OVER lane, 0)
+                - CASE WHEN m.is_held THEN 0 ELSE m.step END)::bigint AS start,
+            coalesce(NOT m.is_held AND m.dequeue_at <= v_now
+                AND count(*) FILTER (WHERE NOT m.is_held) OVER lane <= s.room, false) AS ripe
         FROM shares s
         LEFT JOIN LATERAL (
-            SELECT m.ctid AS row, m.id, m.dequeue_at, lane_step(m.cost, s.weight) AS step
+            SELECT m.ctid AS row, m.id, m.dequeue_at, lane_step(m.cost, s.weight) AS step,
+                CASE WHEN row_is_held(m.ctid, m.xmax, s.snapshot) THEN
+                    -- It may be this transaction that holds it, or somebody who doesn't mind.
+                    NOT EXISTS (SELECT FROM message x WHERE x.ctid = m.ctid FOR NO KEY UPDATE SKIP LOCKED)
+                ELSE false END AS is_held
             FROM message m
             WHERE m.queue = r.queue AND m.channel = s.channel AND m.leased_until IS NULL
                 AND (m.dequeue_at, m.id) >= (s.head_at, s.head_id)
             ORDER BY m.dequeue_at, m.id
-            LIMIT least(s.share, s.room) + 1) m ON true
+            -- Where the last try came out short, there may be more that is held than there is room.
+            LIMIT least(s.share, s.room + demand - want) + 1) m ON true
         WINDOW lane AS (PARTITION BY s.since ORDER BY m.dequeue_at, m.id ROWS UNBOUNDED PRECEDING)
     ), placed AS (
-        SELECT c.*, row_number() OVER (PARTITION BY c.ripe ORDER BY c.start, c.since) AS place
+        SELECT c.*,
+            row_number() OVER (PARTITION BY c.ripe OR (c.is_held AND c.is_last) ORDER BY c.start, c.since) AS place
         FROM candidates c
     -- Beyond the last message that was fetched of a lane there may be others that go first; and beyond the last
     -- lane that competes, where there was no room for more, other lanes: some of these here may turn out empty.
     ), horizon AS (
-        SELECT p.*, min(p.place) FILTER (WHERE p.ripe AND p.nth > p.share) OVER () AS horizon
+        SELECT p.*, min(p.place) FILTER (WHERE p.is_last AND (p.ripe OR p.is_held)) OVER () AS horizon
         FROM placed p
     ), marked AS MATERIALIZED (
         SELECT h.*, h.ripe AND h.place <= least(want, h.horizon)
@@ -95,8 +105,8 @@ BEGIN
         WHERE m.ctid = h.row
         RETURNING m.id, m.channel, m.attempt, m.payload, m.body, m.state, m.error, m.dequeue_at, m.cost,
             m.created_at, m.leased_until, m.key, m.forgiven, m.first_leased_at, h.place
-    -- A message that was passed over, because somebody else held or just changed it, is news for the next turn. Its
-    -- room goes to the next one, when the caller tries again; or, with keep, it waits for the next turn as well.
+    -- A message that was passed over here, because somebody else locked or changed it just now, is news for the next
+    -- turn. Its room goes to the next one, when the caller tries again; or, with keep, it waits for the next turn as well.
     ), passed AS MATERIALIZED (
         SELECT k.lane, m.channel, k.dequeue_at, k.id,
             keep AND (k.is_counted OR r.max_concurrency IS NOT NULL) AS is_counted
@@ -104,20 +114,35 @@ BEGIN
         WHERE k.taken
             AND (SELECT count(*) FROM leased) < (SELECT count(*) FROM marked t WHERE t.taken)
             AND NOT EXISTS (SELECT FROM leased d WHERE d.place = k.place)
+    -- Lanes that have nothing left to serve but what is held, while others may go on, stand behind that, or become idle.
+    -- It is news for the next turn, too: then they stand before it again.
+    ), moves AS MATERIALIZED (
+        SELECT m.lane, m.spent, m.served, m.again, m.last_at,
+            coalesce(CASE WHEN m.is_stuck THEN m.free_at ELSE m.left_at END, m.next_at) AS head_at,
+            CASE WHEN m.is_stuck THEN coalesce(m.free_id, m.next_id) ELSE m.left_id END AS head_id,
+            CASE WHEN m.is_stuck THEN m.left_at END AS held_at, m.left_id AS held_id
+        FROM (
+            SELECT k.lane, coalesce(sum(k.step) FILTER (WHERE k.taken), 0)::bigint AS spent,
+                (count(*) FILTER (WHERE k.taken) - min(u.passed))::integer AS served,
+                CASE WHEN min(u.passed) > 0 THEN v_now ELSE 0 END AS again,
+                bool_or(k.is_held) AND NOT bool_or(k.ripe AND NOT k.taken) AS is_stuck,
+                min(k.dequeue_at) FILTER (WHERE NOT k.taken) AS left_at,
+                min(k.id) FILTER (WHERE NOT k.taken) AS left_id,
+                min(k.dequeue_at) FILTER (WHERE NOT (k.taken OR k.is_held)) AS free_at,
+                min(k.id) FILTER (WHERE NOT (k.taken OR k.is_held)) AS free_id,
+                max(k.dequeue_at) FILTER (WHERE k.is_last) AS next_at,
+                max(k.id) FILTER (WHERE k.is_last) + 1 AS next_id, max(k.dequeue_at) AS last_at
+            FROM marked k CROSS JOIN LATERAL (
+                SELECT count(*) AS passed FROM passed p WHERE p.lane = k.lane AND NOT keep) u
+            GROUP BY k.lane) m
     ), missed AS (
         INSERT INTO signal (queue, channel, dequeue_at, message_id, counted, urgent)
         SELECT r.queue, p.channel, p.dequeue_at, p.id, CASE WHEN p.is_counted THEN r.turn END, p.is_counted
         FROM passed p
-    ), moves AS MATERIALIZED (
-        SELECT k.lane, coalesce(sum(k.step) FILTER (WHERE k.taken), 0)::bigint AS spent,
-            (count(*) FILTER (WHERE k.taken) - min(u.passed))::integer AS served,
-            CASE WHEN min(u.passed) > 0 THEN v_now ELSE 0 END AS again,
-            coalesce(min(k.dequeue_at) FILTER (WHERE NOT k.taken),
-                CASE WHEN count(k.id) > k.share THEN max(k.dequeue_at) END) AS head_at,
-            max(k.dequeue_at) AS last_at, min(k.id) FILTER (WHERE NOT k.taken) AS head_id
-        FROM marked k CROSS JOIN LATERAL (
-            SELECT count(*) AS passed FROM passed p WHERE p.lane = k.lane AND NOT keep) u
-        GROUP BY k.lane, k.share
+        UNION ALL
+        SELECT r.queue, (SELECT l.channel FROM lane l WHERE l.ctid = v.lane), v.held_at, v.held_id, NULL, false
+        FROM moves v
+        WHERE v.held_at IS NOT NULL
     ), moved AS (
         UPDATE lane l
         SET tag = l.tag + v.spent,

@@ -1,0 +1,110 @@
+"""What somebody holds in an open transaction is passed over, and costs its channel neither a turn nor much time."""
+
+import itertools
+from collections import Counter, deque
+
+import psycopg
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import Engine
+from sqlalchemy.orm import Session
+
+from tests.acts import lease_of, put, sql, truncate
+from tests.fixtures.connections import Raw
+from tests.invariants import check_invariants
+from tests.observing import value
+
+HOLDS = {
+    "locked": "SELECT FROM fairqueue.message WHERE id = ANY (%(ids)s) FOR UPDATE",
+    "edited": "UPDATE fairqueue.message SET cost = 2 WHERE id = ANY (%(ids)s)",
+    "cancelled": "SELECT fairqueue.message_cancel(%(ids)s)",
+}
+
+
+@pytest.fixture
+def other(raw: Raw, database_url: str) -> psycopg.Connection:
+    """A session of somebody else."""
+    return raw(database_url)
+
+
+@pytest.mark.parametrize("hold", HOLDS)
+@pytest.mark.parametrize("limit", [1, 2, 3])
+@pytest.mark.parametrize("held", [1, 3])
+def test_the_rest_of_its_channel_has_its_share(
+    session: Session, other: psycopg.Connection, hold: str, limit: int, held: int
+) -> None:
+    acme, globex = put(session, "acme", 20), put(session, "globex", 20)
+    other.execute(HOLDS[hold].encode(), {"ids": acme[:held]})
+    served = [message for _ in range(12 // limit) for message in lease_of(session, limit)]
+    assert Counter(message.channel for message in served) == {"acme": 6, "globex": 6}
+    assert [message.id for message in served if message.channel == "acme"] == acme[held : held + 6]
+    assert [message.id for message in served if message.channel == "globex"] == globex[:6]
+    other.rollback()
+    assert {message.id for message in lease_of(session, 2)} == {acme[0], globex[6]}
+    assert len(lease_of(session, 100)) == 26
+    check_invariants(session.connection())
+
+
+@pytest.mark.parametrize("policy", [{}, {"max_concurrency": 2}])
+def test_many_are_passed_over_in_one_go(session: Session, other: psycopg.Connection, policy: dict[str, int]) -> None:
+    """In a few rounds, that is: one for each would take long, and all others would wait for it."""
+    if policy:
+        sql(session, "SELECT fairqueue.channel_set('acme', max_concurrency => 2)")
+    acme = put(session, "acme", 300)
+    other.execute(HOLDS["edited"].encode(), {"ids": acme[:-1]})
+    for expected in ([acme[-1]], []):
+        before = value(other, "SELECT count(*) FROM fairqueue.signal")
+        assert [message.id for message in lease_of(session, 1)] == expected
+        after = value(other, "SELECT count(*) FROM fairqueue.signal")
+        assert isinstance(before, int)
+        assert isinstance(after, int)
+        assert after - before < 20
+    put(session, "globex")
+    assert [message.channel for message in lease_of(session, 1)] == ["globex"]
+    other.rollback()
+    assert [message.id for message in lease_of(session, 1)] == acme[:1]
+    check_invariants(session.connection())
+
+
+def test_one_that_is_not_due_yet_stands_behind_them(session: Session, other: psycopg.Connection) -> None:
+    (first,) = put(session, "acme")
+    put(session, "acme", delay=3600)
+    other.execute(HOLDS["locked"].encode(), {"ids": [first]})
+    assert lease_of(session, 5) == []
+    assert lease_of(session, 5) == []
+    other.rollback()
+    assert [message.id for message in lease_of(session, 5)] == [first]
+    check_invariants(session.connection())
+
+
+@settings(max_examples=30, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    backlog=st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 8), st.booleans()), min_size=1, max_size=9),
+    sizes=st.lists(st.integers(1, 7), min_size=1, max_size=5),
+)
+def test_what_is_not_held_is_served_as_if_that_were_all(
+    engine: Engine, other: psycopg.Connection, backlog: list[tuple[str, int, bool]], sizes: list[int]
+) -> None:
+    """In turns, each channel's in its order, as much as is asked for; and the rest when it is held no more."""
+    truncate(engine)
+    with Session(engine) as session:
+        free: dict[str, deque[int]] = {}
+        held: list[int] = []
+        for channel, count, is_held in backlog:
+            (held if is_held else free.setdefault(channel, deque())).extend(put(session, channel, count))
+        other.execute(HOLDS["locked"].encode(), {"ids": held})
+        served: Counter[str] = Counter()
+        for size in itertools.cycle(sizes):
+            batch = lease_of(session, size)
+            assert len(batch) == min(size, sum(map(len, free.values())))
+            for message in batch:
+                assert message.id == free[message.channel].popleft()
+                served[message.channel] += 1
+                waiting = [served[name] for name, ids in free.items() if ids]
+                assert max(waiting, default=0) - min(waiting, default=0) <= 1
+            if not batch:
+                break
+        other.rollback()
+        assert sorted(message.id for message in lease_of(session, 100)) == held
+        check_invariants(session.connection())
