@@ -49,6 +49,7 @@ they do.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import socket
@@ -90,6 +91,8 @@ __all__ = [
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
+
+log = logging.getLogger("fairqueue.worker")
 
 #: What :func:`run` returns when messages were handed back unfinished.
 HANDED_BACK = 3
@@ -212,7 +215,11 @@ class Worker:
         self._run = run = Run(self)
         try:
             await run.database.insist("look at the schema", self._verify, patience=1, until=run.stopping)
-            return await run(task_status.started)
+            try:
+                return await run(task_status.started)
+            except Exception:  # who awaits this task may do so at the very end only, and it has to be known now
+                log.exception("%s has failed, and works no more", self.name)
+                raise
         finally:
             run.threads.close()
             self._run = None
