@@ -1,6 +1,8 @@
 """How a worker ends that wasn't told to, or at a bad moment; what it leaves, and what doesn't end it."""
 
-from typing import NoReturn
+import asyncio
+import threading
+from typing import Any, NoReturn
 
 import asyncpg
 import pytest
@@ -8,6 +10,7 @@ from anyio import to_thread
 from sqlalchemy import event
 from sqlalchemy.orm import Session
 
+import fairqueue as fq
 from fairqueue.worker.running import Run
 from tests.acts import put, wait_until
 from tests.fixtures.workers import WorkerOf
@@ -16,6 +19,10 @@ from tests.working import wait_for_endings
 
 async def fail(_: Run, *__: object) -> NoReturn:
     raise ZeroDivisionError("mine")
+
+
+def wait_for_its_threads() -> None:
+    wait_until(lambda: not [each for each in threading.enumerate() if each.name.startswith("fairqueue-")])
 
 
 class TestFailures:
@@ -55,3 +62,34 @@ class TestFailures:
             assert wait_for_endings(session, 1) == {"completed": 1}
         assert "can't look at the schema, trying again" in caplog.text
         assert "TooManyConnectionsError: sorry, too many clients already" in caplog.text
+
+
+@pytest.mark.parametrize("how", ["cancelled", "failed"])
+async def test_nothing_more_begins(
+    how: str, session: Session, worker_of: WorkerOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that is busy goes on by itself; but not with what stands by, whose leases nobody extends any more."""
+    put(session, "acme", 4)
+    begun, go = threading.Event(), threading.Event()
+    began: list[int] = []
+
+    def body(message: fq.LeasedMessage[Any], _: object) -> None:
+        began.append(message.id)
+        begun.set()
+        go.wait(30)
+
+    async def idle(_: Run) -> None:
+        await to_thread.run_sync(begun.wait, 30)
+        if how == "failed":
+            raise ZeroDivisionError
+        task.cancel()
+        await asyncio.sleep(3600)
+
+    monkeypatch.setattr(Run, "idle", idle)
+    app = worker_of("plain", body, concurrency=1, prefetch=4)
+    task = asyncio.create_task(app.run_async())
+    with pytest.raises(asyncio.CancelledError if how == "cancelled" else ExceptionGroup):
+        await task
+    go.set()
+    await to_thread.run_sync(wait_for_its_threads)
+    assert len(began) == 1

@@ -147,9 +147,15 @@ class Run:
             if self.listener:
                 tasks.start_soon(self.listener.run)
             tasks.start_soon(self.fetch, tasks)
-            started()
-            await self.stopping.wait()
-            await self.finish()
+            try:
+                started()
+                await self.stopping.wait()
+                await self.finish()
+            finally:
+                # Also when it is cancelled or fails: threads that are busy go on by themselves, and nobody would extend
+                # the leases of what they then begin, nor report how it ended.
+                self.stopping.set()
+                self.standby.clear()
             tasks.cancel_scope.cancel()
         log.info("%s has stopped; handed back unfinished: %d", worker.name, len(self.unfinished))
         return len(self.unfinished)
