@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import asyncpg
@@ -93,3 +94,33 @@ async def test_nothing_more_begins(
     go.set()
     await to_thread.run_sync(wait_for_its_threads)
     assert len(began) == 1
+
+
+class TestStarts:
+    @pytest.fixture
+    def app(self, worker_of: WorkerOf, monkeypatch: pytest.MonkeyPatch) -> Iterator[fq.Worker]:
+        """Its look at the schema hangs."""
+        app = worker_of("plain", lambda *_: None)
+        go = threading.Event()
+        monkeypatch.setattr(app, "_verify", lambda _: go.wait(30))
+        yield app
+        go.set()
+        wait_for_its_threads()
+
+    async def test_cancelled(self, app: fq.Worker) -> None:
+        """Nothing goes on in the background."""
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2), app:
+                pass
+        assert app._run is None
+
+    async def test_a_second_block(self, session: Session, worker_of: WorkerOf) -> None:
+        """It is refused, and the first one goes on, to its own end."""
+        app = worker_of("plain", lambda *_: None)
+        async with app:
+            with pytest.raises(fq.FairqueueError, match="is running already"):
+                async with app:
+                    pass
+            put(session, "acme")
+            await to_thread.run_sync(wait_for_endings, session, 1)
+        assert app._run is None

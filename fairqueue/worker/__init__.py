@@ -251,11 +251,18 @@ class Worker:
 
     async def __aenter__(self) -> Self:
         started = _Started()
-        self._task = asyncio.create_task(self.run_async(task_status=started))
-        self._task.add_done_callback(lambda _: started.started())
-        await started.event.wait()
-        if self._task.done():
-            self._task.result()
+        task = asyncio.create_task(self.run_async(task_status=started))
+        task.add_done_callback(lambda _: started.started())
+        try:
+            await started.event.wait()
+        except BaseException:
+            task.cancel()
+            with anyio.CancelScope(shield=True):
+                await asyncio.gather(task, return_exceptions=True)
+            raise
+        if task.done():
+            task.result()
+        self._task = task
         return self
 
     async def __aexit__(self, *_: object) -> None:
