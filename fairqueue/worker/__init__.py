@@ -136,7 +136,7 @@ class Worker:
         async_session: Callable[[], AsyncSession] | None = None,
     ) -> None:
         if not isinstance(engine, Engine | AsyncEngine):
-            raise InvalidValue(f"engine must be an Engine or an AsyncEngine, not {engine!r}")
+            raise InvalidValue(f"engine must be an Engine or an AsyncEngine, not {type(engine).__name__}")
         self.engine = engine
         self.queue = check_name("queue", queue)
         self.concurrency = check_count("concurrency", concurrency, 1, 10_000)
