@@ -324,7 +324,8 @@ class Run:
                 try:
                     self.standby.remove(job)
                 except ValueError:
-                    if job.task is not None and not job.task.done():
+                    # Once: it may take its time to clean up, which another one would cut short.
+                    if job.task is not None and not job.task.done() and not job.given_up:
                         log.warning("%s is no longer ours (%s): cancelled", job, row.result)
                         job.give_up()
                 else:
