@@ -13,9 +13,10 @@ from sqlalchemy.orm import Session
 
 import fairqueue as fq
 from fairqueue.worker.running import Run
+from fairqueue.worker.threads import Threads
 from tests.acts import put, wait_until
 from tests.fixtures.workers import EngineOf, WorkerOf
-from tests.working import leased, wait_for_endings
+from tests.working import endings, leased, wait_for_endings
 
 
 async def fail(_: Run, *__: object) -> NoReturn:
@@ -145,3 +146,20 @@ def test_a_lost_message_is_cancelled_once(session: Session, engine_of: EngineOf)
         session.execute(fq.cancel(id_))
         session.commit()
         wait_until(lambda: cleaned)
+
+
+def test_what_a_thread_finishes_at_the_last_moment(
+    session: Session, worker_of: WorkerOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is reported as it ended, and not handed back, though the event loop hasn't heard of it yet."""
+    put(session, "acme")
+    original = Threads.call_soon
+
+    def call_soon(threads: Threads, function: Any) -> None:
+        if getattr(function, "__name__", "") != "collect":
+            original(threads, function)
+
+    monkeypatch.setattr(Threads, "call_soon", call_soon)
+    app = worker_of("plain", lambda *_: app.stop(), grace=0.2)
+    assert asyncio.run(app.run_async()) == 0
+    assert endings(session) == ["completed"]

@@ -337,6 +337,7 @@ class Run:
         with anyio.move_on_after(self.worker.grace), self.grace:
             while self.jobs or self.fetching:
                 await self.releases.wait()
+        self.collect()  # what threads have finished in this moment
         for job in list(self.jobs):
             if job.decided:
                 continue
