@@ -8,7 +8,8 @@ from typing import Any, NoReturn
 import asyncpg
 import pytest
 from anyio import to_thread
-from sqlalchemy import event
+from sqlalchemy import event, text
+from sqlalchemy.ext.asyncio import async_sessionmaker
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
@@ -163,3 +164,18 @@ def test_what_a_thread_finishes_at_the_last_moment(
     app = worker_of("plain", lambda *_: app.stop(), grace=0.2)
     assert asyncio.run(app.run_async()) == 0
     assert endings(session) == ["completed"]
+
+
+def test_an_engine_of_the_handlers(session: Session, engine_of: EngineOf) -> None:
+    """Its connections are closed with the event loop in which they were made."""
+    put(session, "acme")
+    own = engine_of("async")
+    app = fq.Worker(engine_of("plain"), async_session=async_sessionmaker(own), poll=0.05)
+
+    @app.handler
+    async def work(message: fq.LeasedMessage[Any], session: Any) -> None:
+        await session.execute(text("SELECT 1"))
+
+    with app:
+        assert wait_for_endings(session, 1) == {"completed": 1}
+    assert own.pool.checkedin() == 0

@@ -278,7 +278,7 @@ class Worker:
     def _check_pool(self, handler: Handler) -> None:
         """Too few connections would not only slow the handlers: heartbeats would wait too, and leases run out."""
         factory = self.async_session if handler.is_async else self.session
-        if getattr(factory, "kw", {}).get("bind", self.engine) is not self.engine:
+        if _bind(factory, self.engine) is not self.engine:
             return  # handlers have an engine of their own
         pool: Any = self.engine.pool
         if not handler.takes_session or not hasattr(pool, "_max_overflow") or pool._max_overflow < 0:
@@ -327,13 +327,19 @@ async def _run_all(workers: Sequence[Worker]) -> int:
 
 
 async def _run_alone(worker: Worker, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> int:
-    """In an event loop that ends with the worker; and with the loop, an AsyncEngine's connections."""
+    """In an event loop that ends with the worker; and with the loop, the connections of AsyncEngines."""
     try:
         return await worker.run_async(task_status=task_status)
     finally:
-        if isinstance(worker.engine, AsyncEngine):
-            with anyio.move_on_after(CLOSING, shield=True):
-                await worker.engine.dispose()
+        for engine in (worker.engine, _bind(worker.async_session, None)):
+            if isinstance(engine, AsyncEngine):
+                with anyio.move_on_after(CLOSING, shield=True):
+                    await engine.dispose()
+
+
+def _bind(factory: object, otherwise: object) -> object:
+    """What a sessionmaker makes its sessions of; ``otherwise`` for other factories, which don't tell."""
+    return getattr(factory, "kw", {}).get("bind", otherwise)
 
 
 def _factory(field: str, given: T) -> T:
