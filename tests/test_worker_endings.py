@@ -116,6 +116,13 @@ class TestStarts:
                 pass
         assert app._run is None
 
+    async def test_stopped(self, app: fq.Worker) -> None:
+        task = asyncio.create_task(app.run_async())
+        await asyncio.sleep(0.2)
+        app.stop()
+        async with asyncio.timeout(10):
+            assert await task == 0
+
     async def test_a_second_block(self, session: Session, worker_of: WorkerOf) -> None:
         """It is refused, and the first one goes on, to its own end."""
         app = worker_of("plain", lambda *_: None)

@@ -214,7 +214,8 @@ class Worker:
         self._check_pool(self.registered)
         self._run = run = Run(self)
         try:
-            await run.database.insist("look at the schema", self._verify, patience=1, until=run.stopping)
+            with run.looking:  # a stop doesn't wait for a server that hangs
+                await run.database.insist("look at the schema", self._verify, patience=1, until=run.stopping)
             try:
                 return await run(task_status.started)
             except Exception:  # who awaits this task may do so at the very end only, and it has to be known now

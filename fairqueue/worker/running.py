@@ -119,6 +119,8 @@ class Run:
         self.reports = Signal()  # for the reporter
         self.releases = Signal()  # for the end
         self.stopping = anyio.Event()
+        #: The look at the schema, which comes first.
+        self.looking = anyio.CancelScope()
         self.grace = anyio.CancelScope()
         self.waiting = False
         self.listener: Listener | None = None
@@ -132,6 +134,7 @@ class Run:
         elif hurry:
             self.grace.cancel()
         self.stopping.set()
+        self.looking.cancel()
         with contextlib.suppress(IndexError):  # threads take from it, too
             while True:
                 self.decide(self.standby.popleft(), _HAND_BACK)
