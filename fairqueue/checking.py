@@ -75,7 +75,7 @@ def check(session: Any, queue: str | None = None, *, repair: bool = False) -> An
         READ COMMITTED and must have written nothing before; commit it at once, as it keeps everybody else from
         dequeueing. It waits for its turn to do so, of the first such queue: where there are several and they are live,
         better give one after the other as ``queue``.
-    :returns: what was found, before the repair. None: there was nothing to do.
+    :returns: what was found, before the repair; an empty list when all is well.
     """
     name = None if queue is None else check_name("queue", queue)
     check_flag("repair", repair)

@@ -61,7 +61,6 @@ from sqlalchemy import (
     func,
     literal,
     select,
-    type_coerce,
 )
 from sqlalchemy.dialects.postgresql import JSONB, array
 from sqlalchemy.orm import Bundle
@@ -96,8 +95,9 @@ class _LeaseBundle(Bundle[Any]):
     ) -> Callable[[Row[Any]], Any]:
         def process(row: Row[Any]) -> LeasedMessage[Any]:
             values = {label: proc(row) for label, proc in zip(labels, procs, strict=True)}
-            if isinstance(values["raw"], Unread):
-                values["raw"], values["reader"] = values["raw"]
+            for name in ("raw", "state"):  # a state that can't be read keeps the payload from being read, too
+                if isinstance(values[name], Unread):
+                    values[name], values["reader"] = values[name]
             return LeasedMessage(**values)
 
         return process
@@ -143,9 +143,9 @@ def dequeue(
         cast(None if worker is None else check_name("worker", worker), Text),
     ).table_valued(*(column(name, Message.__table__.c[name].type) for name in _RETURNED), name="leased")
     stored = message_type.__mapper__.columns["payload"]
-    values = {name: row.c[name] for name in _RETURNED if name != "payload"} | {
+    values = {name: lazily(row.c[name]) for name in _RETURNED if name != "payload"} | {
         "queue": literal(queue, Text),
-        "raw": type_coerce(row.c[stored.name], lazily(stored.type)),
+        "raw": lazily(row.c[stored.name], stored.type),
     }
     return select(_LeaseBundle("message", *(value.label(name) for name, value in values.items())))
 

@@ -7,8 +7,9 @@
     fairqueue.attach(Base.metadata)
 
 From then on ``Base.metadata.create_all()`` installs the queue before the application's own tables, so that these may
-refer to :class:`fairqueue.Message`, and ``drop_all()`` removes it after them. With Alembic, ``revision --autogenerate``
-writes the one line that installs or upgrades it (see :mod:`fairqueue.alembic`).
+refer to :class:`fairqueue.Message`, and ``drop_all()`` removes it after them; ``drop_all(tables=[...])`` only does so
+if these are all. With Alembic, ``revision --autogenerate`` writes the one line that installs or upgrades it (see
+:mod:`fairqueue.alembic`).
 """
 
 from __future__ import annotations
@@ -57,12 +58,18 @@ def attach(metadata: MetaData, schema: str = _schema.DEFAULT_SCHEMA, *, manage: 
         if known[schema].manage:
             _schema.install(connection, schema)
 
-    def uninstall(target: MetaData, connection: Connection, **_: Any) -> None:
-        if known[schema].manage:
+    def uninstall(target: MetaData, connection: Connection, **of_event: Any) -> None:
+        if known[schema].manage and _drops_all(target, of_event.get("_ddl_runner")):
             _schema.uninstall(connection, schema)
 
     event.listen(metadata, "before_create", install)
     event.listen(metadata, "after_drop", uninstall)
+
+
+def _drops_all(metadata: MetaData, dropper: Any) -> bool:
+    """Whether it isn't ``drop_all(tables=[...])`` that leaves some."""
+    chosen = getattr(dropper, "tables", None)  # not the event's own tables: those are the ones that were there
+    return chosen is None or (bool(chosen) and {*metadata.tables.values()} <= {*chosen})
 
 
 def installations(metadata: MetaData) -> dict[str, Installation]:

@@ -71,10 +71,10 @@ class LeasedMessage(Generic[P]):
     channel: str
     #: How often it has been leased, this time included.
     attempt: int
-    #: The payload as it is stored: JSON data, or bytes.
+    #: The payload as it is stored: JSON data, or bytes. Text, if it is JSON that Python can't read.
     raw: Any
     body: bytes | None
-    #: What :func:`fairqueue.defer` saved at an earlier attempt.
+    #: What :func:`fairqueue.defer` saved at an earlier attempt. Text, if it is JSON that Python can't read.
     state: Any
     #: What the last failure said.
     error: str | None
@@ -92,13 +92,10 @@ class LeasedMessage(Generic[P]):
     def payload(self) -> P:
         """The payload, as an object where the message has a type.
 
-        :raises InvalidValue: if what is stored doesn't fit the type. Only this message is concerned:
-            :func:`fairqueue.fail` it.
+        :raises InvalidValue: if what is stored doesn't fit the type, or it or the state can't be read. Only this
+            message is concerned: :func:`fairqueue.fail` it.
         """
-        payload: Any = self.raw
-        if self.reader is not None and payload is not None:
-            payload = self.reader(payload)
-        return cast_type("P", payload)
+        return cast_type("P", self.raw) if self.reader is None else self.reader(self.raw)
 
 
 Lease = LeasedMessage[Any] | tuple[int, int]

@@ -30,9 +30,9 @@ import dataclasses
 import json
 import re
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
-from sqlalchemy import Dialect, LargeBinary
+from sqlalchemy import ColumnElement, Dialect, LargeBinary, Text, cast, type_coerce
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
@@ -92,6 +92,10 @@ class JSONPayload(TypeDecorator[Any]):
             json_text(value, self.field)
         return value
 
+    def later(self, data: Any) -> Any:
+        """What stands for ``data`` until somebody reads it."""
+        return data
+
 
 class BytesPayload(TypeDecorator[bytes]):
     """bytea with a limit on its size."""
@@ -104,30 +108,56 @@ class BytesPayload(TypeDecorator[bytes]):
 
 
 class Unread(NamedTuple):
-    """A payload whose conversion is left to whoever reads it: one that doesn't fit must not spoil its batch."""
+    """A value whose conversion is left to whoever reads it: one that doesn't fit must not spoil its batch."""
 
     raw: Any
     read: Callable[[Any], Any]
 
 
 class ObjectPayload(JSONPayload):
-    """jsonb that is read and written as objects of ``payload_type``; if ``lazy``, read as :class:`Unread`."""
+    """jsonb that is read and written as objects of ``payload_type``."""
 
     cache_ok = True
 
-    def __init__(self, payload_type: Any, lazy: bool = False) -> None:
+    def __init__(self, payload_type: Any) -> None:
         super().__init__()
         self.payload_type = payload_type
-        self.lazy = lazy
         self._dump, self._load = _converters(payload_type)
 
     def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
         return None if value is None else super().process_bind_param(self._dump(value), dialect)
 
     def process_result_value(self, value: Any, dialect: Dialect) -> Any:
+        return None if value is None else self._load(value)
+
+    def later(self, data: Any) -> Any:
+        return None if data is None else Unread(data, self._load)
+
+
+class JSONText(TypeDecorator[Any]):
+    """The text of a jsonb column of type ``stored``, read in a way that raises nothing.
+
+    PostgreSQL keeps JSON that Python doesn't read: a number of 5,000 digits, lists within lists within lists. A driver
+    that meets it raises while it fetches, and so takes all rows of the statement with it.
+    """
+
+    impl = Text
+    cache_ok = True
+
+    def __init__(self, stored: JSONPayload) -> None:
+        super().__init__()
+        self.stored = stored
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> Any:
         if value is None:
             return None
-        return Unread(value, self._load) if self.lazy else self._load(value)
+        deserialize: Callable[[str], Any] = getattr(dialect, "_json_deserializer", None) or json.loads
+        try:
+            data = deserialize(value)
+        except Exception as error:  # noqa: BLE001 - whatever the engine's own deserializer raises
+            problem = f"the stored {self.stored.field} is JSON that can't be read: {type(error).__name__}: {error}"
+            return Unread(value, lambda _: _refuse(problem))
+        return self.stored.later(data)
 
 
 def payload_column_type(payload_type: Any) -> TypeEngine[Any]:
@@ -137,9 +167,12 @@ def payload_column_type(payload_type: Any) -> TypeEngine[Any]:
     return BytesPayload() if payload_type is bytes else ObjectPayload(payload_type)
 
 
-def lazily(column_type: TypeEngine[Any]) -> TypeEngine[Any]:
-    """The same type, but objects are left :class:`Unread`."""
-    return ObjectPayload(column_type.payload_type, lazy=True) if isinstance(column_type, ObjectPayload) else column_type
+def lazily(column: ColumnElement[Any], column_type: TypeEngine[Any] | None = None) -> ColumnElement[Any]:
+    """The column, of ``column_type`` unless it is its own; but objects, and JSON that can't be read, are Unread."""
+    column_type = column_type or column.type
+    if isinstance(column_type, JSONPayload):
+        return type_coerce(cast(column, Text), JSONText(column_type))
+    return type_coerce(column, column_type)
 
 
 def _converters(payload_type: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
@@ -168,5 +201,9 @@ def _converters(payload_type: Any) -> tuple[Callable[[Any], Any], Callable[[Any]
 def _reading(payload_type: Any, convert: Callable[[], Any]) -> Any:
     try:
         return convert()
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise InvalidValue(f"the stored payload is no {payload_type!r}: {error}") from error
+
+
+def _refuse(problem: str) -> NoReturn:
+    raise InvalidValue(problem)

@@ -241,7 +241,7 @@ def enqueue_copy(session: SyncSession | AnyAsyncSession, rows: Iterable[MessageR
         session.flush()
         connection = session.connection()
         driver = connection.connection.driver_connection
-        if not type(driver).__module__.startswith("psycopg"):
+        if type(driver).__module__.partition(".")[0] != "psycopg":  # nor psycopg2, whose cursor has another copy
             raise FairqueueError(
                 f"enqueue_copy needs psycopg, and this connection is of {type(driver).__module__}: use enqueue_many"
             )

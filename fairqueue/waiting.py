@@ -115,7 +115,7 @@ def wait_for(
     if hasattr(engine, "sync_engine") and hasattr(engine, "execution_options"):
         return _wait_async(engine.execution_options(isolation_level="AUTOCOMMIT"), watch, several)
     raise InvalidValue(
-        f"engine must be an Engine or an AsyncEngine, not {engine!r}: a transaction sees no end of others"
+        f"engine must be an Engine or an AsyncEngine, not {type(engine).__name__}: a transaction sees no end of others"
     )
 
 

@@ -335,7 +335,7 @@ class TestWaiting:
         """What has a transaction sees no end of others."""
         with engine.connect() as connection:
             for given in (session, connection, None, str(engine.url)):
-                with pytest.raises(fq.InvalidValue, match=r"^engine must be an Engine or an AsyncEngine, not"):
+                with pytest.raises(fq.InvalidValue, match=r"^engine must be an Engine or an AsyncEngine, not \w+:"):
                     fq.wait_for(given, 1, timeout=0)  # type: ignore[call-overload]
 
     @pytest.mark.parametrize("error", [7, b"broken", {}])

@@ -216,6 +216,19 @@ def test_pauses_grow_and_end_with_a_stop(
     assert all("ended with exit code 7" in message for message in caplog.messages)
 
 
+def test_what_cannot_be_started_is_tried_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "_FIRST_PAUSE", 0.001)
+    slot = processes._Slot([f"{tmp_path}/later"])
+    slot.thread.start()
+    acts.wait_until(lambda: "worker process could not be started: [Errno 2]" in caplog.text)
+    (tmp_path / "later").symlink_to("/bin/true")
+    slot.thread.join(30)
+    assert not slot.thread.is_alive()
+    assert slot.code == 0
+
+
 def test_what_is_stopped_before_it_was_started_is_not_started(tmp_path: Path) -> None:
     slot = processes._Slot(["touch", f"{tmp_path}/started"])
     slot.stop()

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -121,6 +122,7 @@ class TestEphemeral:
             assert query(server.dsn, "SHOW listen_addresses") == ""
             assert query(server.dsn, "SHOW fsync") == "off"
             assert query(server.dsn, "SHOW synchronous_commit") == "on"
+            assert stat.S_IMODE(server.log.stat().st_mode) == 0o600
         assert not server.directory.exists()
         assert gone(server.directory)
         server.stop()

@@ -8,6 +8,7 @@ import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta, timezone
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -234,6 +235,14 @@ class TestCopy:
                 yield row
 
         assert fq.enqueue_copy(session, source()) == 1000
+
+    def test_another_driver(self) -> None:
+        """psycopg2 isn't psycopg."""
+        driver = type("connection", (), {"__module__": "psycopg2.extensions"})()
+        connection = SimpleNamespace(connection=SimpleNamespace(driver_connection=driver))
+        session: Any = SimpleNamespace(flush=lambda: None, connection=lambda: connection)
+        with pytest.raises(fq.FairqueueError, match=r"is of psycopg2\.extensions: use enqueue_many"):
+            fq.enqueue_copy(session, [])
 
 
 class TestSessions:

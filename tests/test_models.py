@@ -13,13 +13,14 @@ from inspect import signature as inspect_signature
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, ForeignKey, MetaData, event, inspect, make_url, select, text
+from sqlalchemy import Column, Engine, ForeignKey, Integer, MetaData, Table, event, inspect, make_url, select, text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, relationship
 
 import fairqueue as fq
 from fairqueue import schema
+from tests.acts import put, take
 from tests.catalog import snapshot
 from tests.fixtures.connections import Raw
 from tests.observing import observer
@@ -140,6 +141,22 @@ class TestHostModels:
         base.metadata.drop_all(empty)
         assert snapshot(watching) == before
         base.metadata.drop_all(empty)
+        assert snapshot(watching) == before
+
+    def test_drop_all_of_some_tables(self, empty: Engine, empty_database_url: str, raw: Raw) -> None:
+        """The queue stays, unless they are all."""
+        watching = observer(raw, empty_database_url)
+        before = snapshot(watching)
+        base, invoice = host()
+        other = Table("other", base.metadata, Column("id", Integer))
+        base.metadata.create_all(empty)
+        with Session(empty) as session:
+            put(session, "acme")
+            for some in ([], [other], [invoice.__table__], [other]):
+                base.metadata.drop_all(empty, tables=some)
+            assert take(session) == ["acme"]
+        base.metadata.create_all(empty, tables=[other])
+        base.metadata.drop_all(empty, tables=[other, invoice.__table__])
         assert snapshot(watching) == before
 
     def test_relationship(self, empty: Engine) -> None:

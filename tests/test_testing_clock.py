@@ -201,8 +201,9 @@ class TestRefused:
             Clock(elsewhere).__enter__()
 
     def test_values(self, engine: Engine, async_engine: AsyncEngine) -> None:
-        with pytest.raises(fq.InvalidValue, match="engine must be an Engine"):
-            Clock(async_engine)  # type: ignore[arg-type]
+        for given in (async_engine, str(engine.url)):
+            with pytest.raises(fq.InvalidValue, match=r"engine must be an Engine, not \w+:"):
+                Clock(given)  # type: ignore[arg-type]
         with Clock(engine) as clock:
             with pytest.raises(fq.InvalidValue, match="at must be a datetime with a time zone"):
                 clock.move_to(datetime(2031, 1, 1))  # noqa: DTZ001

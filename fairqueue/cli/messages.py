@@ -14,7 +14,7 @@ from .output import as_json, duration, echo, echo_json, make_console, make_table
 from .target import Target, now, pass_target
 
 if TYPE_CHECKING:
-    from sqlalchemy import Row
+    from sqlalchemy import FromClause, Row, RowMapping, Select
     from sqlalchemy.orm import Session
 
 __all__ = ["dead", "message"]
@@ -64,10 +64,10 @@ def _find(session: Session, id_: int) -> tuple[dict[str, Any] | None, list[dict[
     session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
     at = now(session)
     found = (
-        session.execute(select(table).where(table.c.id == id_)).mappings().one_or_none()
+        session.execute(_all_of(table).where(table.c.id == id_)).mappings().one_or_none()
         for table in (Message.__table__, DeadMessage.__table__)
     )
-    live = next((dict(row) for row in found if row is not None), None)
+    live = next((_fields(row) for row in found if row is not None), None)
     history = History.__table__
     ends = session.execute(
         select(*(column for column in history.c if column.name != "xid"))
@@ -75,6 +75,22 @@ def _find(session: Session, id_: int) -> tuple[dict[str, Any] | None, list[dict[
         .order_by(history.c.finished_at)
     )
     return live, [dict(row) for row in ends.mappings()], at
+
+
+def _all_of(table: FromClause) -> Select[*tuple[Any, ...]]:
+    """All columns, also of messages whose JSON can't be read."""
+    from sqlalchemy import select
+
+    from fairqueue.payloads import lazily
+
+    return select(*(lazily(column).label(column.name) for column in table.c))
+
+
+def _fields(row: RowMapping) -> dict[str, Any]:
+    """The row; instead of JSON that can't be read, its text."""
+    from fairqueue.payloads import Unread
+
+    return {name: value.raw if isinstance(value, Unread) else value for name, value in row.items()}
 
 
 def _status(live: dict[str, Any] | None, at: Any) -> str:
@@ -144,13 +160,13 @@ def list_(target: Target, queue: str | None, channel: str | None, limit: int, as
         count = session.scalars(select(func.count()).select_from(table).where(*given)).one()
         found = (
             session.execute(
-                select(table).where(*given).order_by(table.c.died_at.desc(), table.c.id.desc()).limit(limit)
+                _all_of(table).where(*given).order_by(table.c.died_at.desc(), table.c.id.desc()).limit(limit)
             )
             .mappings()
             .all()
         )
     if as_json:
-        echo_json({"count": count, "dead": [dict(row) for row in found]})
+        echo_json({"count": count, "dead": [_fields(row) for row in found]})
         return
     console = make_console()
     if not found:

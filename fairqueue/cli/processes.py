@@ -71,19 +71,28 @@ class _Slot:
 
     def _run(self) -> None:
         troubles = 0
-        while (process := self._start()) is not None:
+        while not self._stopping.is_set():
             began = time.monotonic()
-            code = process.wait()
-            assert process.stdin is not None
-            process.stdin.close()
-            # Killed by our signal before it could heed it: it had nothing in hand.
-            stopped = self._stopping.is_set() and code == -signal.SIGTERM
-            self.code = 0 if stopped else code if code >= 0 else 128 - code
-            if self._stopping.is_set() or code in {0, _USAGE}:
-                return
+            try:
+                process = self._start()
+            except OSError as error:  # there may be room for it later
+                self.code = 1
+                what = f"could not be started: {error}"
+            else:
+                if process is None:
+                    return
+                code = process.wait()
+                assert process.stdin is not None
+                process.stdin.close()
+                # Killed by our signal before it could heed it: it had nothing in hand.
+                stopped = self._stopping.is_set() and code == -signal.SIGTERM
+                self.code = 0 if stopped else code if code >= 0 else 128 - code
+                if self._stopping.is_set() or code in {0, _USAGE}:
+                    return
+                what = f"{process.pid} {_words(code)}"
             troubles = 0 if time.monotonic() - began > _SETTLED else troubles + 1
             pause = min(_FIRST_PAUSE * 2**troubles, _LONGEST_PAUSE) * random.uniform(0.5, 1)  # noqa: S311
-            log.warning("worker process %d %s; another one in %.1f s", process.pid, _words(code), pause)
+            log.warning("worker process %s; another one in %.1f s", what, pause)
             self._stopping.wait(pause)
 
     def _start(self) -> subprocess.Popen[bytes] | None:

@@ -178,7 +178,8 @@ class Server:
         }
         command = [str(self._programs.folder / "postgres"), "-D", str(data)]
         command += (f"--{name}={value}" for name, value in settings.items())
-        with locked(self.directory / "server") as lock, self.log.open("ab") as log:
+        # The log holds statements, and with them data.
+        with locked(self.directory / "server") as lock, open(self.log, "ab", opener=_with_mode(0o600)) as log:
             self._child = subprocess.Popen(
                 command,
                 **self._programs.options(),
@@ -197,7 +198,7 @@ class Server:
         shutil.rmtree(fresh, ignore_errors=True)
         password.unlink(missing_ok=True)
         self._make(fresh)
-        with open(password, "x", opener=lambda path, flags: os.open(path, flags, 0o400)) as file:
+        with open(password, "x", opener=_with_mode(0o400)) as file:
             file.write(secrets.token_urlsafe(24))
         self._give(password)
         # One order of text on every machine.
@@ -267,6 +268,11 @@ def _wait(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + _PATIENCE
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.005)
+
+
+def _with_mode(mode: int) -> Callable[[str, int], int]:
+    """Opens a file that has this mode if it is made by that."""
+    return lambda path, flags: os.open(path, flags, mode)
 
 
 def _free_port() -> int:

@@ -72,7 +72,7 @@ class Clock:
 
     def __init__(self, engine: Engine, *, test_database: str | None = None) -> None:
         if not isinstance(engine, Engine):
-            raise InvalidValue(f"engine must be an Engine, not {engine!r}: make one of the same URL")
+            raise InvalidValue(f"engine must be an Engine, not {type(engine).__name__}: make one of the same URL")
         self._engine = engine
         self._test_database = test_database
         self._schema = schema_of(engine.get_execution_options())

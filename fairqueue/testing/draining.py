@@ -112,7 +112,10 @@ def drain(
         return _drain_async_engine(where, draining)
     if isinstance(where, AsyncSession):
         return _drain_async_session(where, draining)
-    raise InvalidValue(f"where must be a Session or Engine, or an AsyncSession or AsyncEngine, not {where!r}")
+    # Not itself, which may be a URL with a password; nor in other such errors.
+    raise InvalidValue(
+        f"where must be a Session or Engine, or an AsyncSession or AsyncEngine, not {type(where).__name__}"
+    )
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,7 @@ they do.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import socket
@@ -90,6 +91,8 @@ __all__ = [
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
+
+log = logging.getLogger("fairqueue.worker")
 
 #: What :func:`run` returns when messages were handed back unfinished.
 HANDED_BACK = 3
@@ -133,7 +136,7 @@ class Worker:
         async_session: Callable[[], AsyncSession] | None = None,
     ) -> None:
         if not isinstance(engine, Engine | AsyncEngine):
-            raise InvalidValue(f"engine must be an Engine or an AsyncEngine, not {engine!r}")
+            raise InvalidValue(f"engine must be an Engine or an AsyncEngine, not {type(engine).__name__}")
         self.engine = engine
         self.queue = check_name("queue", queue)
         self.concurrency = check_count("concurrency", concurrency, 1, 10_000)
@@ -211,8 +214,13 @@ class Worker:
         self._check_pool(self.registered)
         self._run = run = Run(self)
         try:
-            await run.database.insist("look at the schema", self._verify, patience=1, until=run.stopping)
-            return await run(task_status.started)
+            with run.looking:  # a stop doesn't wait for a server that hangs
+                await run.database.insist("look at the schema", self._verify, patience=1, until=run.stopping)
+            try:
+                return await run(task_status.started)
+            except Exception:  # who awaits this task may do so at the very end only, and it has to be known now
+                log.exception("%s has failed, and works no more", self.name)
+                raise
         finally:
             run.threads.close()
             self._run = None
@@ -244,11 +252,18 @@ class Worker:
 
     async def __aenter__(self) -> Self:
         started = _Started()
-        self._task = asyncio.create_task(self.run_async(task_status=started))
-        self._task.add_done_callback(lambda _: started.started())
-        await started.event.wait()
-        if self._task.done():
-            self._task.result()
+        task = asyncio.create_task(self.run_async(task_status=started))
+        task.add_done_callback(lambda _: started.started())
+        try:
+            await started.event.wait()
+        except BaseException:
+            task.cancel()
+            with anyio.CancelScope(shield=True):
+                await asyncio.gather(task, return_exceptions=True)
+            raise
+        if task.done():
+            task.result()
+        self._task = task
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -264,7 +279,7 @@ class Worker:
     def _check_pool(self, handler: Handler) -> None:
         """Too few connections would not only slow the handlers: heartbeats would wait too, and leases run out."""
         factory = self.async_session if handler.is_async else self.session
-        if getattr(factory, "kw", {}).get("bind", self.engine) is not self.engine:
+        if _bind(factory, self.engine) is not self.engine:
             return  # handlers have an engine of their own
         pool: Any = self.engine.pool
         if not handler.takes_session or not hasattr(pool, "_max_overflow") or pool._max_overflow < 0:
@@ -313,13 +328,19 @@ async def _run_all(workers: Sequence[Worker]) -> int:
 
 
 async def _run_alone(worker: Worker, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> int:
-    """In an event loop that ends with the worker; and with the loop, an AsyncEngine's connections."""
+    """In an event loop that ends with the worker; and with the loop, the connections of AsyncEngines."""
     try:
         return await worker.run_async(task_status=task_status)
     finally:
-        if isinstance(worker.engine, AsyncEngine):
-            with anyio.move_on_after(CLOSING, shield=True):
-                await worker.engine.dispose()
+        for engine in (worker.engine, _bind(worker.async_session, None)):
+            if isinstance(engine, AsyncEngine):
+                with anyio.move_on_after(CLOSING, shield=True):
+                    await engine.dispose()
+
+
+def _bind(factory: object, otherwise: object) -> object:
+    """What a sessionmaker makes its sessions of; ``otherwise`` for other factories, which don't tell."""
+    return getattr(factory, "kw", {}).get("bind", otherwise)
 
 
 def _factory(field: str, given: T) -> T:

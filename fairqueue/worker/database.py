@@ -72,6 +72,11 @@ class Database:
             session = AsyncSession(engine)
             try:
                 return await session.run_sync(transact)
+            except Exception as error:
+                # Before 2.1 SQLAlchemy leaves as it is what asyncpg raises while it connects.
+                if type(error).__module__.partition(".")[0] != "asyncpg":
+                    raise
+                raise OperationalError(None, None, error) from error
             finally:  # also when cancelled, and before the event loop ends; but not for as long as a server may hang
                 with anyio.move_on_after(CLOSING, shield=True):
                     await session.close()

@@ -105,7 +105,7 @@ class Handler:
 
 
 class UnreadablePayload(Exception):
-    """The stored payload is not of the handler's message type: no attempt will change that."""
+    """The stored payload is not of the handler's message type, or can't be read: no attempt will change that."""
 
 
 def settle(session: Session, message: LeasedMessage[Any], decision: Decision) -> Handled:

@@ -119,6 +119,8 @@ class Run:
         self.reports = Signal()  # for the reporter
         self.releases = Signal()  # for the end
         self.stopping = anyio.Event()
+        #: The look at the schema, which comes first.
+        self.looking = anyio.CancelScope()
         self.grace = anyio.CancelScope()
         self.waiting = False
         self.listener: Listener | None = None
@@ -132,6 +134,7 @@ class Run:
         elif hurry:
             self.grace.cancel()
         self.stopping.set()
+        self.looking.cancel()
         with contextlib.suppress(IndexError):  # threads take from it, too
             while True:
                 self.decide(self.standby.popleft(), _HAND_BACK)
@@ -147,9 +150,15 @@ class Run:
             if self.listener:
                 tasks.start_soon(self.listener.run)
             tasks.start_soon(self.fetch, tasks)
-            started()
-            await self.stopping.wait()
-            await self.finish()
+            try:
+                started()
+                await self.stopping.wait()
+                await self.finish()
+            finally:
+                # Also when it is cancelled or fails: threads that are busy go on by themselves, and nobody would extend
+                # the leases of what they then begin, nor report how it ended.
+                self.stopping.set()
+                self.standby.clear()
             tasks.cancel_scope.cancel()
         log.info("%s has stopped; handed back unfinished: %d", worker.name, len(self.unfinished))
         return len(self.unfinished)
@@ -318,7 +327,8 @@ class Run:
                 try:
                     self.standby.remove(job)
                 except ValueError:
-                    if job.task is not None and not job.task.done():
+                    # Once: it may take its time to clean up, which another one would cut short.
+                    if job.task is not None and not job.task.done() and not job.given_up:
                         log.warning("%s is no longer ours (%s): cancelled", job, row.result)
                         job.give_up()
                 else:
@@ -330,6 +340,7 @@ class Run:
         with anyio.move_on_after(self.worker.grace), self.grace:
             while self.jobs or self.fetching:
                 await self.releases.wait()
+        self.collect()  # what threads have finished in this moment
         for job in list(self.jobs):
             if job.decided:
                 continue

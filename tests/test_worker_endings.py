@@ -1,0 +1,188 @@
+"""How a worker ends that wasn't told to, or at a bad moment; what it leaves, and what doesn't end it."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import asyncpg
+import pytest
+from anyio import to_thread
+from sqlalchemy import event, text
+from sqlalchemy.ext.asyncio import async_sessionmaker
+from sqlalchemy.orm import Session
+
+import fairqueue as fq
+from fairqueue.worker.running import Run
+from fairqueue.worker.threads import Threads
+from tests.acts import put, wait_until
+from tests.fixtures.workers import EngineOf, WorkerOf
+from tests.working import endings, leased, wait_for_endings
+
+
+async def fail(_: Run, *__: object) -> NoReturn:
+    raise ZeroDivisionError("mine")
+
+
+def wait_for_its_threads() -> None:
+    wait_until(lambda: not [each for each in threading.enumerate() if each.name.startswith("fairqueue-")])
+
+
+class TestFailures:
+    def test_in_a_with_block(
+        self, worker_of: WorkerOf, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It is in the log at once, not only raised at the end of the block."""
+        monkeypatch.setattr(Run, "dequeue", fail)
+        with pytest.raises(ExceptionGroup), worker_of("plain", lambda *_: None, name="mine"):
+            wait_until(lambda: "mine has failed, and works no more" in caplog.text)
+        assert "ZeroDivisionError: mine" in caplog.text
+
+    async def test_in_an_event_loop(
+        self, worker_of: WorkerOf, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(Run, "dequeue", fail)
+        with pytest.raises(ExceptionGroup):
+            async with worker_of("plain", lambda *_: None, name="mine"):
+                await to_thread.run_sync(wait_until, lambda: "mine has failed, and works no more" in caplog.text)
+        assert "ZeroDivisionError: mine" in caplog.text
+
+    def test_a_server_that_refuses_asyncpg(
+        self, session: Session, worker_of: WorkerOf, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """As SQLAlchemy 2.0 lets it through: it passes."""
+        put(session, "acme")
+        app = worker_of("asyncpg", lambda *_: None)
+        refused: list[object] = []
+
+        def refuse(*_: object) -> None:
+            if len(refused) < 3:
+                refused.append(1)
+                raise asyncpg.exceptions.TooManyConnectionsError("sorry, too many clients already")
+
+        event.listen(app.engine.sync_engine, "do_connect", refuse)  # type: ignore[union-attr]
+        with app:
+            assert wait_for_endings(session, 1) == {"completed": 1}
+        assert "can't look at the schema, trying again" in caplog.text
+        assert "TooManyConnectionsError: sorry, too many clients already" in caplog.text
+
+
+@pytest.mark.parametrize("how", ["cancelled", "failed"])
+async def test_nothing_more_begins(
+    how: str, session: Session, worker_of: WorkerOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that is busy goes on by itself; but not with what stands by, whose leases nobody extends any more."""
+    put(session, "acme", 4)
+    begun, go = threading.Event(), threading.Event()
+    began: list[int] = []
+
+    def body(message: fq.LeasedMessage[Any], _: object) -> None:
+        began.append(message.id)
+        begun.set()
+        go.wait(30)
+
+    async def idle(_: Run) -> None:
+        await to_thread.run_sync(begun.wait, 30)
+        if how == "failed":
+            raise ZeroDivisionError
+        task.cancel()
+        await asyncio.sleep(3600)
+
+    monkeypatch.setattr(Run, "idle", idle)
+    app = worker_of("plain", body, concurrency=1, prefetch=4)
+    task = asyncio.create_task(app.run_async())
+    with pytest.raises(asyncio.CancelledError if how == "cancelled" else ExceptionGroup):
+        await task
+    go.set()
+    await to_thread.run_sync(wait_for_its_threads)
+    assert len(began) == 1
+
+
+class TestStarts:
+    @pytest.fixture
+    def app(self, worker_of: WorkerOf, monkeypatch: pytest.MonkeyPatch) -> Iterator[fq.Worker]:
+        """Its look at the schema hangs."""
+        app = worker_of("plain", lambda *_: None)
+        go = threading.Event()
+        monkeypatch.setattr(app, "_verify", lambda _: go.wait(30))
+        yield app
+        go.set()
+        wait_for_its_threads()
+
+    async def test_cancelled(self, app: fq.Worker) -> None:
+        """Nothing goes on in the background."""
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2), app:
+                pass
+        assert app._run is None
+
+    async def test_stopped(self, app: fq.Worker) -> None:
+        task = asyncio.create_task(app.run_async())
+        await asyncio.sleep(0.2)
+        app.stop()
+        async with asyncio.timeout(10):
+            assert await task == 0
+
+    async def test_a_second_block(self, session: Session, worker_of: WorkerOf) -> None:
+        """It is refused, and the first one goes on, to its own end."""
+        app = worker_of("plain", lambda *_: None)
+        async with app:
+            with pytest.raises(fq.FairqueueError, match="is running already"):
+                async with app:
+                    pass
+            put(session, "acme")
+            await to_thread.run_sync(wait_for_endings, session, 1)
+        assert app._run is None
+
+
+def test_a_lost_message_is_cancelled_once(session: Session, engine_of: EngineOf) -> None:
+    """Not again at each heartbeat: its handler may take its time to clean up."""
+    (id_,) = put(session, "acme")
+    cleaned: list[int] = []
+    app = fq.Worker(engine_of("async"), lease=1)
+
+    @app.handler
+    async def work(message: fq.LeasedMessage[Any]) -> None:
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            await asyncio.sleep(1)
+            cleaned.append(message.id)
+
+    with app:
+        wait_until(lambda: leased(session))
+        session.execute(fq.cancel(id_))
+        session.commit()
+        wait_until(lambda: cleaned)
+
+
+def test_what_a_thread_finishes_at_the_last_moment(
+    session: Session, worker_of: WorkerOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is reported as it ended, and not handed back, though the event loop hasn't heard of it yet."""
+    put(session, "acme")
+    original = Threads.call_soon
+
+    def call_soon(threads: Threads, function: Any) -> None:
+        if getattr(function, "__name__", "") != "collect":
+            original(threads, function)
+
+    monkeypatch.setattr(Threads, "call_soon", call_soon)
+    app = worker_of("plain", lambda *_: app.stop(), grace=0.2)
+    assert asyncio.run(app.run_async()) == 0
+    assert endings(session) == ["completed"]
+
+
+def test_an_engine_of_the_handlers(session: Session, engine_of: EngineOf) -> None:
+    """Its connections are closed with the event loop in which they were made."""
+    put(session, "acme")
+    own = engine_of("async")
+    app = fq.Worker(engine_of("plain"), async_session=async_sessionmaker(own), poll=0.05)
+
+    @app.handler
+    async def work(message: fq.LeasedMessage[Any], session: Any) -> None:
+        await session.execute(text("SELECT 1"))
+
+    with app:
+        assert wait_for_endings(session, 1) == {"completed": 1}
+    assert own.pool.checkedin() == 0
