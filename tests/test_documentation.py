@@ -17,7 +17,7 @@ import alembic.config
 import psycopg
 import pytest
 from click.testing import CliRunner
-from sqlalchemy import Engine, ForeignKey
+from sqlalchemy import Engine, ForeignKey, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, relationship
 
 import fairqueue as fq
@@ -140,16 +140,37 @@ async def test_readme_with_fastapi(project: Path, anyio_backend: str) -> None:
 
 def test_sql_page(database_url: str) -> None:
     """The blocks of docs/sql.md, one after the other; roles belong to the server, so theirs is rolled back."""
-    text = (ROOT / "docs" / "sql.md").read_text("utf-8")
+    page = (ROOT / "docs" / "sql.md").read_text("utf-8")
     with psycopg.connect(libpq(database_url), autocommit=True) as connection:
-        for _, code in blocks(text, "sql"):
+        for _, code in blocks(page, "sql"):
             connection.execute((f"BEGIN; {code} ROLLBACK;" if "CREATE ROLE" in code else code).encode())
         left = connection.execute("SELECT id, error FROM fairqueue.message ORDER BY id").fetchall()
     assert left == [], "4 was cancelled, 1 and 2 completed, 3 cancelled"
 
 
+def test_operations_page(database_url: str, session: Session) -> None:
+    """The blocks of docs/operations.md: a tenant goes, and what was left of another server is forgotten."""
+    fq.enqueue_many(session, [{"channel": channel} for channel in ("acme", "globex", "acme")])
+    session.commit()
+    (leased,) = session.scalars(fq.dequeue(limit=1)).all()
+    session.execute(fq.complete([leased]))
+    session.execute(text("UPDATE fairqueue.history SET xid = '9999999999'"))
+    session.execute(text("SELECT fairqueue.feed_move('archive', '9999999999', 1)"))
+    session.commit()
+    page = (ROOT / "docs" / "operations.md").read_text("utf-8")
+    with psycopg.connect(libpq(database_url), autocommit=True) as connection:
+        for _, code in blocks(page, "sql"):
+            connection.execute(code.encode())
+        left = connection.execute("SELECT channel FROM fairqueue.message").fetchall()
+        kept = connection.execute(
+            "SELECT channel FROM fairqueue.history UNION SELECT name FROM fairqueue.feed"
+        ).fetchall()
+    assert (left, kept) == ([("globex",)], [])
+    assert fq.check(session) == []
+
+
 def test_links_lead_somewhere() -> None:
-    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text("utf-8")):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 
