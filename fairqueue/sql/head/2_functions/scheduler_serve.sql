@@ -153,7 +153,7 @@ BEGIN
         IF v_has_news OR r.turn % 1024 = 32 THEN
             SELECT w.swept, w.activations, least(w.due_floor, r.due_floor), v_uncounted OR w.uncounted
             INTO r.swept, r.activations, r.due_floor, v_uncounted
-            FROM scheduler_sweep(v_queue, r.turn, r.vtime, v_now, v_news, r.swept, r.activations) w;
+            FROM scheduler_sweep(v_queue, r.turn, r.vtime, v_now, v_news, r.turn % 1024 = 32, r.swept, r.activations) w;
             v_written := false;
         END IF;
         -- A policy that is known to have changed holds before anything is served: one of which many channels, or many ends
