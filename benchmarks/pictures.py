@@ -231,6 +231,8 @@ def _bars(axes: Axes, records: Sequence[Record], height: Height) -> None:
     names = ["\n".join(fill(part, 15, break_long_words=False) for part in case if part) for case in cases]
     axes.set_xticks(range(len(cases)) if varied else [], names if varied else [])
     _frame(axes)
+    if len(cases) > 6:
+        axes.tick_params(axis="x", labelsize=8.5)
 
 
 def _frame(axes: Axes) -> None:

@@ -7,7 +7,7 @@ import psycopg
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
 from tests.acts import lease_of, put, sql, truncate
@@ -64,6 +64,24 @@ def test_many_are_passed_over_in_one_go(session: Session, other: psycopg.Connect
     assert [message.channel for message in lease_of(session, 1)] == ["globex"]
     other.rollback()
     assert [message.id for message in lease_of(session, 1)] == acme[:1]
+    check_invariants(session.connection())
+
+
+@pytest.mark.parametrize("free", [0, 30])
+def test_many_channels_have_nothing_else(session: Session, other: psycopg.Connection, free: int) -> None:
+    """A dequeue ends, though they are news for the next one again and again; and their news doesn't pile up."""
+    channels = 500
+    sql(session, "INSERT INTO fairqueue.message (channel) SELECT 'c' || i FROM generate_series(1, :n) i", n=channels)
+    other.execute("SELECT FROM fairqueue.message FOR UPDATE")
+    put(session, "free", free)
+    session.execute(text("SET statement_timeout = '20s'"))  # it would never end
+    for turn in range(1, 12):
+        assert len(lease_of(session, 3)) == min(3, max(0, free - 3 * (turn - 1)))
+        waiting = value(other, "SELECT count(*) FROM fairqueue.signal")
+        assert isinstance(waiting, int)
+        assert waiting < 3 * channels
+    other.rollback()
+    assert len(lease_of(session, 2 * channels)) == channels
     check_invariants(session.connection())
 
 

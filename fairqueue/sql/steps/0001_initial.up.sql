@@ -1695,14 +1695,15 @@ BEGIN
                     AND t.lease_floor > v_clock AND t.lease_floor <= v_until
                     AND t.due_floor > v_now AND t.maintain_at > v_now AND t.clock - 1000 <= v_now
                     AND greatest(t.news_from, t.urgent_from) <= pg_snapshot_xmax(pg_current_snapshot())
-                    AND NOT EXISTS (
-                        SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid >= t.urgent_from)
-                    AND NOT EXISTS (
-                        SELECT FROM signal s WHERE s.queue = v_queue AND NOT s.urgent AND s.xid >= t.news_from)
-                    AND NOT EXISTS (
-                        SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid = ANY (t.urgent_open))
-                    AND NOT EXISTS (
-                        SELECT FROM signal s WHERE s.queue = v_queue AND NOT s.urgent AND s.xid = ANY (t.news_open))
+                    -- Each by itself, not as a join: that may walk over all that has been read, where few seem to be there.
+                    AND (SELECT true FROM signal s
+                        WHERE s.queue = v_queue AND s.urgent AND s.xid >= t.urgent_from LIMIT 1) IS NULL
+                    AND (SELECT true FROM signal s
+                        WHERE s.queue = v_queue AND NOT s.urgent AND s.xid >= t.news_from LIMIT 1) IS NULL
+                    AND (SELECT true FROM signal s
+                        WHERE s.queue = v_queue AND s.urgent AND s.xid = ANY (t.urgent_open) LIMIT 1) IS NULL
+                    AND (SELECT true FROM signal s
+                        WHERE s.queue = v_queue AND NOT s.urgent AND s.xid = ANY (t.news_open) LIMIT 1) IS NULL
             ), held AS MATERIALIZED (
                 SELECT n.row, n.id, n.place, m.row = n.row AS is_same
                 FROM state s
@@ -3353,7 +3354,7 @@ BEGIN
         IF v_has_news OR r.turn % 1024 = 32 THEN
             SELECT w.swept, w.activations, least(w.due_floor, r.due_floor), v_uncounted OR w.uncounted
             INTO r.swept, r.activations, r.due_floor, v_uncounted
-            FROM scheduler_sweep(v_queue, r.turn, r.vtime, v_now, v_news, r.swept, r.activations) w;
+            FROM scheduler_sweep(v_queue, r.turn, r.vtime, v_now, v_news, r.turn % 1024 = 32, r.swept, r.activations) w;
             v_written := false;
         END IF;
         -- A policy that is known to have changed holds before anything is served: one of which many channels, or many ends
@@ -3582,7 +3583,7 @@ BEGIN
             WHERE l.queue = v_queue AND l.due = 0 AND (l.tag, l.since) > (r.vtime, r.vsince) LIMIT 1)
         THEN
             EXIT WHEN NOT (v_has_news OR v_has_urgent OR v_reclaim OR r.due_floor <= v_now);
-            v_news := least(v_news * 4, 20000);
+            v_news := greatest(v_news, least(v_news * 4, 20000));
             CONTINUE;
         END IF;
 
@@ -3597,9 +3598,11 @@ BEGIN
         v_want := v_want - v_got;
         v_turned := true;
         EXIT WHEN v_want = 0;
-        -- Short because it could look no further, because lanes turned out to be empty, or because no more is eligible.
+        -- Short because it could look no further, because lanes turned out to be empty, or to have only what is held, or
+        -- because no more is eligible. Of held ones comes news, for each of these lanes: more than that is read.
         v_demand := least(v_demand * 4, 100000);
         v_lanes := least(v_lanes * 4, 10000);
+        v_news := greatest(v_news, least(v_news * 4, 20000));
     END LOOP;
 
     IF v_want > 0 AND r.ahead > 0 THEN
@@ -3895,14 +3898,17 @@ $$;
 -- Looks at the next max_channels channels, by name, that have ready messages, and makes sure their lanes know.
 --
 -- Called by scheduler_serve, within the turn, when signals arrive faster than they can be folded: a channel's news
--- then need not wait behind the many signals of another. One index probe a channel, however many messages it has.
+-- then need not wait behind the many signals of another. And now and then, thoroughly, to find what no signal told of:
+-- what stands before the head of a lane, too. Two or three index probes a channel, however many messages it has. It goes
+-- backwards: the first entries of a channel are those of served messages, which an old snapshot keeps; its last one is
+-- living. From the head of its lane on, so are the others.
 -- Locks: the lanes that scheduler_activate changes.
 --
 -- Returns the last channel looked at ('' when the round is complete), the number of activations so far, the earliest
 -- time at which a lane that now waits is due, and whether one has a limit whose leases nobody counted
 -- (scheduler_activate).
 CREATE FUNCTION scheduler_sweep(
-    queue text, turn bigint, vtime bigint, now_ms bigint, max_channels integer,
+    queue text, turn bigint, vtime bigint, now_ms bigint, max_channels integer, thorough boolean,
     INOUT swept text, INOUT activations bigint, OUT due_floor bigint, OUT uncounted boolean
 )
 LANGUAGE plpgsql
@@ -3914,34 +3920,49 @@ AS $$
 #variable_conflict use_column
 DECLARE
     v_queue CONSTANT text := $1;
-    v_swept CONSTANT text := $6;
-    v_activations CONSTANT bigint := $7;
+    v_swept CONSTANT text := $7;
+    v_activations CONSTANT bigint := $8;
     v_channels text[];
     v_ats bigint[];
     v_ids bigint[];
 BEGIN
     WITH RECURSIVE walk AS (
-        (SELECT m.channel, m.dequeue_at, m.id FROM message m
-         WHERE m.queue = v_queue AND m.leased_until IS NULL AND m.channel > v_swept
-         ORDER BY m.channel, m.dequeue_at, m.id LIMIT 1)
+        (SELECT m.channel FROM message m
+         WHERE m.queue = v_queue AND m.leased_until IS NULL AND v_swept = ''
+         ORDER BY m.channel DESC, m.dequeue_at DESC, m.id DESC LIMIT 1)
         UNION ALL
-        SELECT n.channel, n.dequeue_at, n.id
+        (SELECT m.channel FROM message m
+         WHERE m.queue = v_queue AND m.leased_until IS NULL AND m.channel < v_swept
+         ORDER BY m.channel DESC, m.dequeue_at DESC, m.id DESC LIMIT 1)
+        UNION ALL
+        SELECT n.channel
         FROM walk w CROSS JOIN LATERAL (
-            SELECT m.channel, m.dequeue_at, m.id FROM message m
-            WHERE m.queue = v_queue AND m.leased_until IS NULL AND m.channel > w.channel
-            ORDER BY m.channel, m.dequeue_at, m.id LIMIT 1) n
+            SELECT m.channel FROM message m
+            WHERE m.queue = v_queue AND m.leased_until IS NULL AND m.channel < w.channel
+            ORDER BY m.channel DESC, m.dequeue_at DESC, m.id DESC LIMIT 1) n
     ), step AS (
-        SELECT * FROM walk LIMIT max_channels
+        SELECT f.channel, f.dequeue_at, f.id, coalesce(l.planned, -1) AS planned
+        FROM (SELECT * FROM walk LIMIT max_channels) w
+        LEFT JOIN LATERAL (
+            SELECT l.planned, l.head_at, l.head_id FROM lane l
+            WHERE l.queue = v_queue AND l.channel = w.channel
+            ORDER BY l.tag DESC LIMIT 1) l ON true
+        CROSS JOIN LATERAL (
+            (SELECT m.channel, m.dequeue_at, m.id FROM message m
+             WHERE m.queue = v_queue AND m.channel = w.channel AND m.leased_until IS NULL
+                AND (m.dequeue_at, m.id) >= (l.head_at, l.head_id) AND NOT thorough
+             ORDER BY m.dequeue_at, m.id LIMIT 1)
+            UNION ALL
+            (SELECT m.channel, m.dequeue_at, m.id FROM message m
+             WHERE m.queue = v_queue AND m.channel = w.channel AND m.leased_until IS NULL
+             ORDER BY m.dequeue_at, m.id LIMIT 1)
+            LIMIT 1) f
     )
     -- What is planned stands before its lane, as it should.
     SELECT array_agg(s.channel) FILTER (WHERE s.is_free), array_agg(s.dequeue_at) FILTER (WHERE s.is_free),
-        array_agg(s.id) FILTER (WHERE s.is_free), CASE WHEN count(*) = max_channels THEN max(s.channel) ELSE '' END
+        array_agg(s.id) FILTER (WHERE s.is_free), CASE WHEN count(*) = max_channels THEN min(s.channel) ELSE '' END
     INTO v_channels, v_ats, v_ids, swept
-    FROM (
-        SELECT s.*, coalesce((
-            SELECT l.planned FROM lane l WHERE l.queue = v_queue AND l.channel = s.channel
-            ORDER BY l.tag DESC LIMIT 1), -1) < vtime AS is_free
-        FROM step s) s;
+    FROM (SELECT s.*, s.planned < vtime AS is_free FROM step s) s;
 
     SELECT a.activations, a.due_floor, a.uncounted INTO activations, due_floor, uncounted
     FROM scheduler_activate(v_queue, turn, vtime, now_ms, v_channels, v_ats, v_ids, NULL, NULL, false, v_activations) a;

@@ -100,14 +100,15 @@ BEGIN
                     AND t.lease_floor > v_clock AND t.lease_floor <= v_until
                     AND t.due_floor > v_now AND t.maintain_at > v_now AND t.clock - 1000 <= v_now
                     AND greatest(t.news_from, t.urgent_from) <= pg_snapshot_xmax(pg_current_snapshot())
-                    AND NOT EXISTS (
-                        SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid >= t.urgent_from)
-                    AND NOT EXISTS (
-                        SELECT FROM signal s WHERE s.queue = v_queue AND NOT s.urgent AND s.xid >= t.news_from)
-                    AND NOT EXISTS (
-                        SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid = ANY (t.urgent_open))
-                    AND NOT EXISTS (
-                        SELECT FROM signal s WHERE s.queue = v_queue AND NOT s.urgent AND s.xid = ANY (t.news_open))
+                    -- Each by itself, not as a join: that may walk over all that has been read, where few seem to be there.
+                    AND (SELECT true FROM signal s
+                        WHERE s.queue = v_queue AND s.urgent AND s.xid >= t.urgent_from LIMIT 1) IS NULL
+                    AND (SELECT true FROM signal s
+                        WHERE s.queue = v_queue AND NOT s.urgent AND s.xid >= t.news_from LIMIT 1) IS NULL
+                    AND (SELECT true FROM signal s
+                        WHERE s.queue = v_queue AND s.urgent AND s.xid = ANY (t.urgent_open) LIMIT 1) IS NULL
+                    AND (SELECT true FROM signal s
+                        WHERE s.queue = v_queue AND NOT s.urgent AND s.xid = ANY (t.news_open) LIMIT 1) IS NULL
             ), held AS MATERIALIZED (
                 SELECT n.row, n.id, n.place, m.row = n.row AS is_same
                 FROM state s

@@ -153,7 +153,7 @@ BEGIN
         IF v_has_news OR r.turn % 1024 = 32 THEN
             SELECT w.swept, w.activations, least(w.due_floor, r.due_floor), v_uncounted OR w.uncounted
             INTO r.swept, r.activations, r.due_floor, v_uncounted
-            FROM scheduler_sweep(v_queue, r.turn, r.vtime, v_now, v_news, r.swept, r.activations) w;
+            FROM scheduler_sweep(v_queue, r.turn, r.vtime, v_now, v_news, r.turn % 1024 = 32, r.swept, r.activations) w;
             v_written := false;
         END IF;
         -- A policy that is known to have changed holds before anything is served: one of which many channels, or many ends
@@ -382,7 +382,7 @@ BEGIN
             WHERE l.queue = v_queue AND l.due = 0 AND (l.tag, l.since) > (r.vtime, r.vsince) LIMIT 1)
         THEN
             EXIT WHEN NOT (v_has_news OR v_has_urgent OR v_reclaim OR r.due_floor <= v_now);
-            v_news := least(v_news * 4, 20000);
+            v_news := greatest(v_news, least(v_news * 4, 20000));
             CONTINUE;
         END IF;
 
@@ -397,9 +397,11 @@ BEGIN
         v_want := v_want - v_got;
         v_turned := true;
         EXIT WHEN v_want = 0;
-        -- Short because it could look no further, because lanes turned out to be empty, or because no more is eligible.
+        -- Short because it could look no further, because lanes turned out to be empty, or to have only what is held, or
+        -- because no more is eligible. Of held ones comes news, for each of these lanes: more than that is read.
         v_demand := least(v_demand * 4, 100000);
         v_lanes := least(v_lanes * 4, 10000);
+        v_news := greatest(v_news, least(v_news * 4, 20000));
     END LOOP;
 
     IF v_want > 0 AND r.ahead > 0 THEN
