@@ -381,3 +381,25 @@ def test_an_old_transaction_slows_no_plan_down(raw: Raw, database_url: str) -> N
     # Each planned message is looked at once more, by its id, when the plan is taken back.
     assert max(max(pages) for pages in touched) < 512 * 8, touched
     old.execute("COMMIT")
+
+
+PASSING = "INSERT INTO fairqueue.message (channel, dequeue_at) SELECT 'c' || g %% %s, -1 FROM generate_series(1, %s) g"
+
+
+def test_an_old_transaction_slows_no_news_down(raw: Raw, database_url: str) -> None:
+    """Nor when more comes than is read in one go, while 36,000 messages of 300 channels pass."""
+    old, connection = raw(database_url), raw(database_url)
+    old.autocommit = connection.autocommit = True
+    without_autovacuum(connection)
+    connection.execute(PASSING, (300, 6000))
+    leases(connection, 10)
+    old.execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1")
+    touched = []
+    for _ in range(12):
+        connection.execute(PASSING, (300, 3000))
+        touched.append(buffers(connection, 10))
+        for _ in range(30):
+            ids, attempts = leases(connection, 100)
+            connection.execute("SELECT * FROM fairqueue.message_complete(%s, %s)", (ids, attempts))
+    assert max(touched[-3:]) <= 2 * max(touched[:3]), touched
+    old.execute("COMMIT")
