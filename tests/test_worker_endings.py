@@ -154,6 +154,7 @@ def test_a_lost_message_is_cancelled_once(session: Session, engine_of: EngineOf)
         session.execute(fq.cancel(id_))
         session.commit()
         wait_until(lambda: cleaned)
+    assert cleaned == [id_]
 
 
 def test_what_a_thread_finishes_at_the_last_moment(
