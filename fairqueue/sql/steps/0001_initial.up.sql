@@ -3680,7 +3680,7 @@ BEGIN
     -- Their first messages, and one more, which tells where the lane stands afterwards. Those that somebody holds are
     -- passed over: they take no room, and cost nothing.
     ), candidates AS (
-        SELECT s.lane, s.since, s.share, s.is_counted, s.cut, s.last_tag, s.last_since,
+        SELECT s.lane, s.since, s.is_counted, s.cut, s.last_tag, s.last_since,
             m.row, m.id, m.dequeue_at, m.step, coalesce(m.is_held, false) AS is_held,
             row_number() OVER lane > least(s.share, s.room + demand - want) AS is_last,
             s.tag + (coalesce(sum(m.step) FILTER (WHERE NOT m.is_held) OVER lane, 0)
