@@ -33,7 +33,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Final, overload
 
 from sqlalchemy import ARRAY, BigInteger, DateTime, Engine, Integer, Text, cast, column, inspect, select
 
@@ -108,20 +108,25 @@ def wait_for(
     """
     watch = _Watch(_ids(messages), None if timeout is None else check_seconds("timeout", timeout))
     several = isinstance(messages, Iterable)
-    # Each look is one statement: no need for a BEGIN, nor for a commit.
     if isinstance(engine, Engine):
-        endings = _wait(engine.execution_options(isolation_level="AUTOCOMMIT"), watch)
+        endings = _wait(engine, watch)
         return endings if several else endings[0]
-    if hasattr(engine, "sync_engine") and hasattr(engine, "execution_options"):
-        return _wait_async(engine.execution_options(isolation_level="AUTOCOMMIT"), watch, several)
+    if hasattr(engine, "sync_engine") and hasattr(engine, "connect"):
+        return _wait_async(engine, watch, several)
     raise InvalidValue(
         f"engine must be an Engine or an AsyncEngine, not {type(engine).__name__}: a transaction sees no end of others"
     )
 
 
+# Each look is one statement: no need for a BEGIN, nor for a commit. This is an option of the connection and not of the
+# engine, whose connect() would lose the connection if it were cancelled while it sets it.
+_ALONE: Final = "AUTOCOMMIT"
+
+
 def _wait(engine: Engine, watch: _Watch) -> list[Ending]:
     while watch.pending:
         with engine.connect() as connection:
+            connection.execution_options(isolation_level=_ALONE)
             rows = connection.execute(watch.look()).all()
         if watch.take(rows):
             time.sleep(watch.pause())
@@ -131,6 +136,7 @@ def _wait(engine: Engine, watch: _Watch) -> list[Ending]:
 async def _wait_async(engine: AsyncEngine, watch: _Watch, several: bool) -> Ending | list[Ending]:
     while watch.pending:
         async with engine.connect() as connection:
+            await connection.execution_options(isolation_level=_ALONE)
             rows = (await connection.execute(watch.look())).all()
         if watch.take(rows):
             await asyncio.sleep(watch.pause())

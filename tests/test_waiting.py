@@ -1,8 +1,11 @@
 """Waiting for messages to end: every ending is told, and many who wait are no burden."""
 
 import asyncio
+import contextlib
+import itertools
 import time
-from collections.abc import Callable, Iterator
+import types
+from collections.abc import Callable, Generator, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +17,7 @@ from sqlalchemy.orm import Session
 import fairqueue as fq
 from fairqueue import schema, waiting
 from tests.acts import lease_of, put, sql
+from tests.fixtures.workers import EngineOf
 
 
 class Time:
@@ -235,15 +239,36 @@ class TestBurden:
         assert clock.pauses == [pytest.approx(0.01)]
 
 
-async def test_a_waiter_that_is_cancelled(async_engine: AsyncEngine, session: Session) -> None:
-    """Gives its connection back."""
+@types.coroutine
+def cancelled_at(number: int, waiting: Generator[Any, None, Any]) -> Generator[Any, None, None]:
+    """Await what never returns; cancel it when it would go on from its so manieth pause, and let it clean up."""
+    pause = waiting.send(None)
+    for each in itertools.count(1):
+        with contextlib.suppress(Exception):  # who has paused reads how that ended
+            yield pause
+        pause = waiting.throw(asyncio.CancelledError()) if each == number else waiting.send(None)
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+async def test_a_waiter_that_is_cancelled(driver: str, engine_of: EngineOf, session: Session) -> None:
+    """Gives its connection back, whatever it does at that moment: connect, ask, give back, sleep, and ask again."""
+    (id_,) = put(session, "acme")
+    for number in range(1, 26):
+        engine = engine_of(driver)
+        with pytest.raises(asyncio.CancelledError) as ended:
+            await cancelled_at(number, fq.wait_for(engine, id_, timeout=None).__await__())
+        assert ended.tb is not None  # which has the frames, so what they hold is not garbage
+        assert engine.pool.checkedout() == 0
+        async with AsyncSession(engine) as other:
+            await other.execute(fq.ending(id_))
+        await engine.dispose()
+
+
+async def test_a_waiter_whose_time_is_up_elsewhere(async_engine: AsyncEngine, session: Session) -> None:
     (id_,) = put(session, "acme")
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(fq.wait_for(async_engine, id_, timeout=None), 0.2)
     assert async_engine.pool.checkedout() == 0  # type: ignore[attr-defined]
-    async with AsyncSession(async_engine) as other:
-        await other.execute(fq.cancel(id_))
-        await other.commit()
 
 
 def test_in_real_time(engine: Engine, session: Session) -> None:
