@@ -363,6 +363,24 @@ class TestPlaces:
         with pytest.raises(FairqueueError, match=r"parquet is missing, which the archive has had"):
             run(archive)
 
+    def test_the_next_run_need_not_wait_for_the_server_to_notice_the_end(
+        self, archive: Stopping, connection: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It does so some time after a connection was closed; here it is not closed at all."""
+        open_still: list[psycopg.Connection[Any]] = []
+
+        def forget(self: psycopg.Connection[Any]) -> None:
+            open_still.append(self)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(psycopg.Connection, "close", forget)
+            add(connection, [row(1)])
+            connection.commit()
+            assert run(archive).rows == 1
+            assert run(archive).rows == 0
+        for each in open_still:
+            each.close()
+
     def test_queues_with_names_too_long_for_a_folder(
         self, archive: Stopping, connection: psycopg.Connection[Any]
     ) -> None:

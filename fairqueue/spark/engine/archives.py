@@ -23,7 +23,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import date, timedelta
 from functools import partial
@@ -127,9 +127,8 @@ class Archive:
     def _alone(self) -> Iterator[Callable[[], None]]:
         """Nobody else writes to this archive; what it yields raises when that is no longer sure."""
         with self._place.connect(autocommit=True) as connection:
-            query = "SELECT pg_try_advisory_lock(hashtextextended(%s, 0))"
             name = f"fairqueue archive {self._place.schema} {self._name}"
-            row = connection.execute(query, (name,)).fetchone()
+            row = connection.execute("SELECT pg_try_advisory_lock(hashtextextended(%s, 0))", (name,)).fetchone()
             if row is None or not row[0]:
                 raise FairqueueError(f"another process writes to the archive of feed {self._name!r}; wait for it")
 
@@ -137,7 +136,12 @@ class Archive:
                 # The lock goes with its connection.
                 connection.execute("SELECT 1")
 
-            yield still_alone
+            try:
+                yield still_alone
+            finally:
+                # Said, as the server may notice a closed connection only after the next run has begun.
+                with suppress(psycopg.Error):
+                    connection.execute("SELECT pg_advisory_unlock(hashtextextended(%s, 0))", (name,))
 
     def _resumed(self, horizon: Offset) -> Offset:
         """From where to go on, when what an interrupted run had begun is finished or undone."""
