@@ -93,7 +93,7 @@ class Program:
 
 
 EPHEMERAL = """
-    server = embedded.ephemeral()
+    server = embedded.ephemeral(fast=False)
     pause(pid=server.pid, directory=str(server.directory))
 """
 SHARED = """
@@ -187,13 +187,16 @@ class TestEphemeral:
         assert not Path(directory).exists()
 
     @pytest.mark.skipif(sys.platform != "linux", reason="needs the kernel to tell of a parent's death")
-    def test_dies_with_its_process_and_is_swept(self) -> None:
+    def test_dies_with_its_process_and_is_swept(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """In a folder of its own: in the common one, any other test's server may sweep it before we look."""
+        monkeypatch.setenv("TMPDIR", str(home))
+        monkeypatch.setattr(tempfile, "tempdir", str(home))
         with Program(EPHEMERAL) as owner:
             directory = Path(owner.told()["directory"])
             owner.kill()
             wait_until(lambda: gone(directory))
             assert directory.exists()
-            embedded.ephemeral().stop()
+            embedded.ephemeral(fast=False).stop()
             assert not directory.exists()
 
     def test_stops_at_the_exit_of_its_process_but_not_of_a_forked_child(self) -> None:
