@@ -3,7 +3,7 @@
 ::
 
     python -m benchmarks                  # all scenarios, some minutes
-    python -m benchmarks --full           # at full size, two hours
+    python -m benchmarks --full           # at full size, three hours
     python -m benchmarks fairness growth  # some
 
 `systems` has one file for each queue that takes part, `scenarios` one for each question that is asked of them.

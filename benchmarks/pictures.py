@@ -27,6 +27,8 @@ _NAMES = [*_FIRST, *(name for name in SYSTEMS if name not in (OURS, LIMIT, *_FIR
 _COLOURS = {OURS: _OURS, LIMIT: _LIMIT} | {name: _OTHERS[number % len(_OTHERS)] for number, name in enumerate(_NAMES)}
 _HATCHES = {name: _STRIPES[number // len(_OTHERS) % len(_STRIPES)] for number, name in enumerate(_NAMES)}
 
+_DEQUEUES = {1: "A dequeue of one message", 100: "A dequeue of 100 messages"}
+
 Height = Callable[[Record], float]
 
 
@@ -96,13 +98,28 @@ def _dequeueing(figure: Figure, records: Sequence[Record]) -> bool:
 
 def _growth(figure: Figure, records: Sequence[Record]) -> bool:
     figure.set_figheight(2 * figure.get_figheight())
-    panels = {1: "A dequeue of one message", 100: "A dequeue of 100 messages"}
-    for axes, (batch, title) in zip(figure.subplots(len(panels)), panels.items(), strict=True):
+    for axes, (batch, title) in zip(figure.subplots(len(_DEQUEUES)), _DEQUEUES.items(), strict=True):
         _bars(axes, [r for r in records if r.ratio is not None and r.case.get("batch") == batch], _ratio)
         _logarithmic(axes, 0.5)
         _one(axes)
         _title(axes, title, "time, over that in a small database\n(1: size doesn't matter)")
     return any(r.ratio is not None for r in records)
+
+
+def _sizes(figure: Figure, records: Sequence[Record]) -> bool:
+    numbers = sorted({r.case["channels"] for r in records})
+    for axes, (batch, title) in zip(figure.subplots(1, len(_DEQUEUES)), _DEQUEUES.items(), strict=True):
+        for channels, colour, marker in zip(numbers, (_OURS, *_OTHERS), "os^Dv*", strict=False):
+            cells = [r for r in records if r.case["channels"] == channels and r.case["batch"] == batch]
+            line = {r.case["messages"]: _ratio(r) for r in cells}
+            axes.plot(list(line), list(line.values()), color=colour, marker=marker, label=f"{channels:,} channels")
+        axes.set_xscale("log")
+        axes.set_xlabel("backlog, messages")
+        axes.set_ylim(bottom=0)
+        _one(axes)
+        _frame(axes)
+        _title(axes, title, "time, over that in a small database\n(1: size doesn't matter)")
+    return bool(records)
 
 
 def _old_snapshot(figure: Figure, records: Sequence[Record]) -> bool:
@@ -291,6 +308,7 @@ _PICTURES: dict[str, Callable[[Figure, Sequence[Record]], bool]] = {
     "enqueueing": _enqueueing,
     "dequeueing": _dequeueing,
     "growth": _growth,
+    "sizes": _sizes,
     "old-snapshot": _old_snapshot,
     "open-enqueuers": _open_enqueuers,
     "latency": _latency,

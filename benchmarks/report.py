@@ -26,8 +26,8 @@ _INTRODUCTION = """\
 How fair and how fast fairqueue is, beside other queues in PostgreSQL. To measure it on your machine:
 
 ```console
-$ make bench         # a quarter of an hour; SCENARIOS="fairness latency" runs only these
-$ make bench-full    # the sizes that the goals name: two hours and a half
+$ make bench         # 20 minutes; SCENARIOS="fairness latency" runs only these
+$ make bench-full    # the sizes that the goals name: three hours
 ```
 
 Either writes this page, its pictures, and the figures of all repetitions (JSON) into `docs/benchmarks/`, or where

@@ -1,4 +1,7 @@
-"""What importing costs: nothing that an application has no use for. For how long it takes see benchmarks/imports.py."""
+"""What importing costs: nothing that an application has no use for.
+
+For how long it takes: `python -m benchmarks imports`.
+"""
 
 import subprocess
 import sys

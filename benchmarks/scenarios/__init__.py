@@ -7,7 +7,21 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from . import cost, dequeueing, enqueueing, fairness, growth, latency, old_snapshot, open_enqueuers, peers, spark
+from . import (
+    cost,
+    dequeueing,
+    enqueueing,
+    fairness,
+    flood,
+    growth,
+    imports,
+    latency,
+    old_snapshot,
+    open_enqueuers,
+    peers,
+    sizes,
+    spark,
+)
 
 __all__ = ["SCENARIOS"]
 
@@ -16,10 +30,13 @@ SCENARIOS: dict[str, ModuleType] = {
     "enqueueing": enqueueing,
     "dequeueing": dequeueing,
     "growth": growth,
+    "sizes": sizes,
     "old-snapshot": old_snapshot,
+    "flood": flood,
     "open-enqueuers": open_enqueuers,
     "latency": latency,
     "cost": cost,
+    "imports": imports,
     "peers": peers,
     "spark": spark,
 }

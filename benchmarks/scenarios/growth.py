@@ -12,20 +12,17 @@ are never planned; with one on each channel, which is never reached, size shows 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from statistics import fmean
 from typing import Any
 
 from benchmarks.consumers import Task
-from benchmarks.measuring import Bench, Case, Size, alternate
-from benchmarks.records import Record, Wanted, at_most, ratio_record
+from benchmarks.measuring import Bench, Case, Size
+from benchmarks.pairs import LARGE, Calls, open_pair
+from benchmarks.records import Record, Wanted, at_most
 from benchmarks.systems import LIMIT, OURS, Fill, System
 
-_BATCHES = (1, 100)
 #: What passes before isn't timed: the batch that gets most through.
 _PASSING = 1_000
 #: More messages than these only for what never reads its whole backlog.
@@ -198,50 +195,10 @@ def _set_limit(connection: Any, fill: Fill, limit: str) -> None:
 
 
 def _compare(bench: Bench, comparison: Comparison) -> Iterable[Record]:
-    system = comparison.system
-    with ExitStack() as stack:
-        connections = {}
-        for subject in ("large", "small"):
-            dsn = stack.enter_context(bench.place.database(system))
-            stack.callback(bench.consumers.release)
-            connections[subject] = connection = system.connect(dsn)
-            stack.callback(connection.close)
-            connection.execute("SET synchronous_commit = off")  # Waiting for the disk is the same in both.
-            comparison.prepare(connection, dsn, subject == "large")
-            system.settle(connection)
-            if comparison.vacuum:
-                bench.vacuum(connection)
-        # One message of one that has no batches is enough.
-        for batch in _BATCHES if system.batches else _BATCHES[:1]:
-            turn = partial(_turn, bench, system, connections, batch)
-            for subject in connections:
-                turn(subject)
-            times = alternate(list(connections), bench.size.rounds, turn)
-            yield ratio_record(
-                "time of a dequeue",
-                system.name,
-                {**comparison.case, "batch": batch},
-                times["large"],
-                "ms",
-                reference=comparison.reference,
-                of=times["small"],
-                wanted=comparison.wanted if system.name == OURS else None,
-            )
-
-
-def _turn(bench: Bench, system: System, connections: dict[str, Any], batch: int, subject: str) -> float:
-    """The mean time of some calls, in ms: those that plan ahead count. What they take is filled up again first."""
-    connection, numbers = connections[subject], _NUMBERS[bench.size.name]
-    system.fill(connection, Fill(numbers.calls[batch] * batch, numbers.small[1], bench.payload))
-    until = time.perf_counter() + numbers.patience
-    for _ in range(5):  # The news is taken in.
-        system.complete(connection, system.dequeue(connection, batch))
-    times = []
-    for _ in range(numbers.calls[batch]):
-        start = time.perf_counter()
-        leases = system.dequeue(connection, batch)
-        times.append(time.perf_counter() - start)
-        system.complete(connection, leases)
-        if time.perf_counter() > until:
-            break
-    return fmean(times) * 1000
+    numbers, system = _NUMBERS[bench.size.name], comparison.system
+    with open_pair(bench, system, Calls(numbers.calls, numbers.patience, numbers.small[1])) as pair:
+        for subject, connection in pair.connections.items():
+            comparison.prepare(connection, pair.dsns[subject], subject == LARGE)
+            pair.settle(subject, vacuum=comparison.vacuum)
+        wanted = comparison.wanted if system.name == OURS else None
+        yield from pair.compare(comparison.case, comparison.reference, wanted)
