@@ -83,6 +83,19 @@ def test_a_lane_is_written_once_for_several_messages(session: Session) -> None:
     assert after - before < 100
 
 
+def test_among_many_channels_it_is_longer(session: Session) -> None:
+    """60 ahead would not come to each of a hundred channels twice; eight times as many do."""
+    channels = [f"c{number}" for number in range(100)]
+    each = [put(session, channel, 9) for channel in channels]
+    order = [message.id for message in lease_of(session, 1)]
+    plan_ahead(session, 60)
+    order += [message.id for message in lease_of(session, 2)]
+    assert 6 * 60 < len(planned(session)) < 8 * 60
+    order += [message.id for _ in range(30) for message in lease_of(session, 7)]
+    assert order == [ids[turn] for turn in range(9) for ids in each][: len(order)]
+    check_invariants(session.connection())
+
+
 # What happens while there is a plan
 
 
