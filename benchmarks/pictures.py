@@ -50,15 +50,17 @@ def draw(folder: Path, name: str, records: Iterable[Mapping[str, Any]]) -> list[
 
 
 def _fairness(figure: Figure, records: Sequence[Record]) -> bool:
-    left, right = figure.subplots(1, 2)
+    # One above the other: so many cases side by side have no room for their names.
+    figure.set_figheight(2 * figure.get_figheight())
+    upper, lower = figure.subplots(2)
     places = [r for r in records if r.figure == "worst first-service place"]
-    _bars(left, places, _value)
-    _title(left, "One noisy tenant, 19 quiet ones", "messages served before the last\nquiet tenant's first one")
-    _logarithmic(left, 5)
+    _bars(upper, places, _value)
+    _title(upper, "One noisy tenant, 19 quiet ones", "messages served before the last\nquiet tenant's first one")
+    _logarithmic(upper, 5)
     jain = [r for r in records if r.figure == "Jain index, worst window"]
-    _bars(right, jain, _value)
-    _title(right, "Tenants of many sizes (Zipf)", "Jain index of service, worst window\n(1: all get their share)")
-    right.set_ylim(0, 1.05)
+    _bars(lower, jain, _value)
+    _title(lower, "Tenants of many sizes (Zipf)", "Jain index of service, worst window\n(1: all get their share)")
+    lower.set_ylim(0, 1.05)
     return bool(places and jain)
 
 
