@@ -1,10 +1,10 @@
--- Schedules up to max_messages messages of a queue ahead: finds their order and writes it to plan.
+-- Schedules some max_messages messages of a queue ahead: finds their order and writes it to plan. Among so many
+-- channels that each would come up less than twice, it schedules up to 8 times as many (up to 3072), or nothing.
 --
 -- Called by scheduler_serve, within the turn, and by scheduler_extend, where much is waiting and little is planned:
 -- probing a channel and writing its lane, which is most of what fairness costs, is then done once for several of its
 -- messages. Planned is only what needs no second look when its time comes: messages of lanes without limits, and of each
--- all but the last one that is ready, so that the lane stays active. Nothing is planned where a lane would come up less
--- than twice on average.
+-- all but the last one that is ready, so that the lane stays active.
 -- Locks: the lanes that it changes.
 --
 -- place is that of the last message that was served, planned that of the last one that was planned: those that this
@@ -28,6 +28,7 @@ DECLARE
     v_planned CONSTANT bigint := $7;
     v_tag bigint := $2;
     v_since bigint := $3;
+    v_longest CONSTANT integer := greatest(max_messages, least(8 * max_messages, 3072));
     v_messages integer;
 BEGIN
     -- No more than that has been served since this was last done.
@@ -56,16 +57,19 @@ BEGIN
         FROM lane l
         WHERE l.queue = v_queue AND l.due = 0 AND (l.tag, l.since) > (v_tag, v_since)
         ORDER BY l.tag, l.since
-        LIMIT max_messages / 2 + 1
+        LIMIT v_longest / 2 + 1
+    ), total AS MATERIALIZED (
+        SELECT CASE WHEN 2 * count(*) <= max_messages THEN max_messages ELSE v_longest END AS messages
+        FROM competing k
+        HAVING 2 * count(*) <= v_longest AND bool_and(k.is_free)
     -- How many messages each may get, if all cost 1: as in scheduler_serve_shares.
     ), levels AS (
-        SELECT c.*, (max_messages - count(*) OVER w + sum((c.tag - v_tag) / c.step) OVER w)
+        SELECT c.*, t.messages, (t.messages - count(*) OVER w + sum((c.tag - v_tag) / c.step) OVER w)
             / sum(1 / c.step) OVER w AS level
-        FROM competing c
-        WHERE (SELECT count(*) <= max_messages / 2 AND bool_and(k.is_free) FROM competing k)
+        FROM total t CROSS JOIN competing c
         WINDOW w AS (ORDER BY c.tag, c.since ROWS UNBOUNDED PRECEDING)
     ), shares AS (
-        SELECT c.*, greatest(1, least(max_messages,
+        SELECT c.*, greatest(1, least(c.messages,
             floor((min(c.level) OVER () - (c.tag - v_tag)) / c.step + 0.000001) + 1))::integer AS share
         FROM levels c
     ), candidates AS MATERIALIZED (
@@ -88,7 +92,7 @@ BEGIN
         WHERE c.next_at <= now_ms
             AND c.start < coalesce((SELECT min(k.start) FROM candidates k WHERE k.nth > k.share), 9223372036854775807)
         ORDER BY c.start, c.since
-        LIMIT max_messages
+        LIMIT (SELECT t.messages FROM total t)
     ), moves AS MATERIALIZED (
         SELECT p.lane, sum(p.step)::bigint AS spent, max(p.start) AS last_tag, max(p.next_at) AS head_at,
             (array_agg(p.next_id ORDER BY p.nth DESC))[1] AS head_id

@@ -188,10 +188,6 @@ BEGIN
         -- much at once gains nothing from a plan.
         IF r.ahead >= r.plan_at AND r.ahead >= 4 * v_want AND r.planned - r.place < 8 * v_want THEN
             v_got := scheduler_plan(v_queue, r.vtime, r.vsince, v_now, r.ahead, r.place, r.planned);
-            IF v_got = 0 AND r.planned = r.place AND r.ahead < 3072 THEN
-                -- Among many channels only a longer plan comes to each of them twice.
-                v_got := scheduler_plan(v_queue, r.vtime, r.vsince, v_now, least(8 * r.ahead, 3072), r.place, r.planned);
-            END IF;
             r.planned := r.planned + v_got;
             v_written := false;
             IF v_got = 0 AND r.planned = r.place THEN
