@@ -69,7 +69,7 @@ from typing_extensions import TypeVar
 from ._functions import SchemaFunction
 from .errors import InvalidValue
 from .leases import LeasedMessage, Leases, Messages, Outcome, lease_arrays, message_ids
-from .models import Message, TypedMessage, check_name
+from .models import Message, TypedMessage, check_message_type, check_name
 from .models.base import check_flag
 from .payloads import Unread, json_text, lazily
 from .schedule import check_seconds, is_whole
@@ -131,6 +131,7 @@ def dequeue(
     :param queue: whose channels compete.
     :param worker: the name of who leases them, at most 255 characters; kept with the message and in its history.
     :param message_type: the class whose ``payload_type`` the payloads are read as.
+    :raises InvalidValue: naming the parameter.
     :returns: a statement; its rows are :class:`LeasedMessage` in the order in which they were scheduled.
     """
     if not is_whole(limit) or not 1 <= limit <= 10_000:
@@ -142,7 +143,7 @@ def dequeue(
         _seconds("lease", lease, minimum=0.001),
         cast(None if worker is None else check_name("worker", worker), Text),
     ).table_valued(*(column(name, Message.__table__.c[name].type) for name in _RETURNED), name="leased")
-    stored = message_type.__mapper__.columns["payload"]
+    stored = check_message_type(message_type).__mapper__.columns["payload"]
     values = {name: lazily(row.c[name]) for name in _RETURNED if name != "payload"} | {
         "queue": literal(queue, Text),
         "raw": lazily(row.c[stored.name], stored.type),
@@ -268,10 +269,12 @@ _RETURNED = (
 def error_text(field: str, error: str | BaseException) -> str:
     """What is kept of an error. What PostgreSQL can't store must not hide why a handler failed."""
     if isinstance(error, BaseException):
+        members = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
         try:
             error = f"{type(error).__name__}: {error}"
         except Exception:  # noqa: BLE001 - it can't even be printed
             error = type(error).__name__
+        error = "\n".join([error, *(error_text(field, member) for member in members)])
     if not isinstance(error, str):
         raise InvalidValue(f"{field} must be text or an exception, not {error!r}")
     return error.replace("\x00", "").encode(errors="replace").decode()

@@ -38,7 +38,9 @@ FAIRQUEUE_SCHEMA    the schema of the queue; unless set, the one that ``db.metad
 FAIRQUEUE_MANAGE    False: another application's migrations install it; unless set, as attached, else True
 =================== ==================================================================================================
 
-Limitations: with several binds, the queue is in the default one. A metadata is shared by all applications that use it;
+Limitations: with several binds, the queue is in the default one, and so is all that a worker's handlers write. Their
+session is made of the worker's engine: what listens to ``db.session`` doesn't hear of it; listen to
+``sqlalchemy.orm.Session`` instead. A metadata is shared by all applications that use it;
 if these name different schemas, each of them installs all.
 """
 
@@ -52,7 +54,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from click import Context, Group, pass_context
 from flask import Flask
-from sqlalchemy import Engine
+from sqlalchemy import URL, Engine
 from sqlalchemy.orm import Session
 
 from .cli import Target, commands
@@ -71,23 +73,28 @@ class FairQueue:
     """The extension; one object serves any number of applications.
 
     :param app: the same as calling :meth:`init_app` with it.
+    :param engine: that of the applications for which none is given.
     """
 
-    def __init__(self, app: Flask | None = None, engine: Engine | str | None = None) -> None:
+    def __init__(self, app: Flask | None = None, engine: Engine | URL | str | None = None) -> None:
+        self._engine = engine
         if app is not None:
-            self.init_app(app, engine)
+            self.init_app(app)
 
-    def init_app(self, app: Flask, engine: Engine | str | None = None) -> None:
+    def init_app(self, app: Flask, engine: Engine | URL | str | None = None) -> None:
         """Set up the queue of an application; talks to no database.
 
         :param app: configured already, and known to Flask-SQLAlchemy, if that is used.
         :param engine: where the queue is, or its URL, for the commands. None: Flask-SQLAlchemy's default engine.
         :raises InvalidValue: if there is no engine, or a value of the configuration makes no sense.
         """
+        engine = self._engine if engine is None else engine
         db: Any = app.extensions.get("sqlalchemy") if engine is None else None
         if db is not None:
             with app.app_context():
                 engine = db.engine
+        if isinstance(engine, URL):
+            engine = engine.render_as_string(hide_password=False)
         if not isinstance(engine, Engine | str):
             raise InvalidValue(
                 f"engine must be an Engine or a URL, not {engine!r}: give one, or call db.init_app(app) before"
@@ -125,8 +132,8 @@ def with_app_context(app: Flask) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """
 
     def decorate(handler: Callable[P, R]) -> Callable[P, R]:
-        if inspect.iscoroutinefunction(handler):
-            raise InvalidValue(f"handler must be a plain function, not async: {handler.__name__}")
+        if any(kind(handler) for kind in (inspect.iscoroutinefunction, inspect.isgeneratorfunction)):
+            raise InvalidValue(f"handler must be a plain function, not async, and not yield: {handler.__name__}")
 
         @functools.wraps(handler)
         def in_context(*args: P.args, **kwargs: P.kwargs) -> R:

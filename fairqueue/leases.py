@@ -88,9 +88,12 @@ class LeasedMessage(Generic[P]):
     first_leased_at: datetime | None = None
     reader: Callable[[Any], P] | None = field(default=None, repr=False, compare=False)
 
+    def __hash__(self) -> int:
+        return hash((self.id, self.attempt))
+
     @property
     def payload(self) -> P:
-        """The payload, as an object where the message has a type.
+        """The payload, as an object where the message has a type; that is made anew each time.
 
         :raises InvalidValue: if what is stored doesn't fit the type, or it or the state can't be read. Only this
             message is concerned: :func:`fairqueue.fail` it.

@@ -57,7 +57,10 @@ def json_text(value: Any, field: str) -> str:
     except (ValueError, RecursionError) as error:
         raise InvalidValue(f"{field} holds a number or a structure that JSON has no form for: {error}") from error
     except TypeError as error:
-        raise InvalidValue(f"{field} must be JSON: {error}") from error
+        raise InvalidValue(
+            f"{field} must be what json.dumps() takes ({error}):"
+            " convert it, as model_dump(mode='json') does, or declare its type by a TypedMessage"
+        ) from error
     if size > MAX_BYTES:
         raise InvalidValue(f"{field} has {size:,} bytes as JSON, more than {MAX_BYTES:,}")
     if _NUL.search(encoded):

@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from importlib.resources import files
 from typing import Any
 
-from sqlalchemy import Connection, CursorResult, text
+from sqlalchemy import Connection, CursorResult, Dialect, text
 from sqlalchemy.dialects.postgresql import dialect as postgresql_dialect
 
 from .errors import InvalidValue, SchemaVersionError
@@ -33,6 +33,7 @@ from .errors import InvalidValue, SchemaVersionError
 __all__ = [
     "DEFAULT_SCHEMA",
     "HEAD",
+    "check_dialect",
     "downgrade_sql",
     "install",
     "install_sql",
@@ -148,6 +149,7 @@ def install(connection: Connection, schema: str = DEFAULT_SCHEMA) -> None:
 
     Raises :class:`SchemaVersionError` when another version is there. Installs that run at the same time are safe.
     """
+    check_dialect(connection.dialect)
     run(connection, lock_sql(schema))
     if installed_version(connection, schema) == 0:
         for statement in install_sql(schema):
@@ -157,9 +159,19 @@ def install(connection: Connection, schema: str = DEFAULT_SCHEMA) -> None:
 
 def uninstall(connection: Connection, schema: str = DEFAULT_SCHEMA) -> None:
     """Remove whatever version is installed in ``schema``, with its messages; nothing if there is none."""
+    check_dialect(connection.dialect)
     run(connection, lock_sql(schema))
     for statement in downgrade_sql(schema, installed_version(connection, schema), 0):
         run(connection, statement)
+
+
+def check_dialect(dialect: Dialect) -> None:
+    """Raise :class:`InvalidValue` unless it is PostgreSQL's."""
+    if dialect.name != "postgresql":
+        raise InvalidValue(
+            f"engine must be of PostgreSQL, not {dialect.name}:"
+            " for tests and development, fairqueue.embedded starts one (pip install 'fairqueue[embedded]')"
+        )
 
 
 def run(connection: Connection, statement: str) -> CursorResult[Any]:

@@ -366,14 +366,14 @@ class TestRoot:
 
 
 class TestDatabaseUrl:
-    @pytest.mark.parametrize("scheme", ["postgres", "postgresql", "postgresql+psycopg"])
+    @pytest.mark.parametrize("scheme", ["postgres", "postgresql", "postgresql+psycopg", "postgresql+asyncpg"])
     def test_takes_the_variable(self, scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("FAIRQUEUE_DSN", f"{scheme}://u:p@h:1/d?sslmode=require")
         with embedded.database_url() as url:
             assert url == "postgresql+psycopg://u:p@h:1/d?sslmode=require"
 
-    @pytest.mark.parametrize("dsn", ["mysql://h/d", "host=h dbname=d", "postgresql+asyncpg://h/d"])
-    def test_refuses_what_is_not_for_psycopg(self, dsn: str) -> None:
+    @pytest.mark.parametrize("dsn", ["mysql://h/d", "host=h dbname=d", "postgresqlx://h/d"])
+    def test_refuses_what_is_not_postgresql(self, dsn: str) -> None:
         with pytest.raises(EmbeddedError, match="must begin with postgresql://"):
             embedded.sqlalchemy_url(dsn)
 

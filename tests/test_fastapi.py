@@ -1,7 +1,8 @@
 """fairqueue.fastapi: a session for each request, and a worker within the lifespan."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Annotated
 
 import anyio
@@ -10,7 +11,7 @@ import pytest
 from fastapi import Depends, FastAPI, HTTPException
 from fastapi.responses import JSONResponse
 from sqlalchemy import select
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
@@ -61,6 +62,20 @@ async def test_flushes_raise_our_errors(async_engine: AsyncEngine) -> None:
             fq.enqueue(db, "acme", key="nightly")
         with pytest.raises(fq.DuplicateKey):
             await db.commit()
+
+
+async def test_a_database_that_cannot_be_reached() -> None:
+    """The application starts, answers, and ends."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))  # and doesn't listen
+        engine = create_async_engine(f"postgresql+psycopg://u:p@127.0.0.1:{probe.getsockname()[1]}/d")
+        worker = fq.Worker(engine)
+        worker.handler(lambda _: None)
+        with anyio.fail_after(30):
+            lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]] = with_worker(worker)
+            async with lifespan(FastAPI()):
+                pass
+        await engine.dispose()
 
 
 @pytest.mark.parametrize("own", [False, True])

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from flask import Flask, current_app, has_app_context
 from flask_sqlalchemy import SQLAlchemy
-from sqlalchemy import Engine, MetaData, select, text
+from sqlalchemy import Engine, MetaData, make_url, select, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import fairqueue as fq
@@ -127,11 +127,15 @@ def test_flushes_raise_our_errors(host: HostOf, database_url: str) -> None:
             shop.db.session.commit()
 
 
-@pytest.mark.parametrize("as_url", [False, True])
-def test_without_flask_sqlalchemy(engine: Engine, database_url: str, session: Session, as_url: bool) -> None:
+@pytest.mark.parametrize("kind", ["engine", "text", "URL", "of the extension"])
+def test_without_flask_sqlalchemy(engine: Engine, database_url: str, session: Session, kind: str) -> None:
     put(session, "acme", 3)
     app = Flask(__name__)
-    FairQueue(app, database_url if as_url else engine)
+    if kind == "of the extension":
+        FairQueue(engine=engine).init_app(app)
+    else:
+        places: dict[str, Any] = {"engine": engine, "text": database_url, "URL": make_url(database_url)}
+        FairQueue(app, places[kind])
     done = app.test_cli_runner().invoke(args=["fairqueue", "status"])
     assert done.exit_code == 0, done.output
     assert "acme" in done.output
@@ -149,8 +153,12 @@ def test_bad_configuration(host: HostOf, database_url: str, engine: Engine) -> N
 
     async def handler(message: fq.LeasedMessage) -> None: ...
 
-    with pytest.raises(fq.InvalidValue, match=r"handler must be a plain function, not async: .*handler"):
-        with_app_context(Flask(__name__))(handler)
+    def stepwise(message: fq.LeasedMessage) -> Iterator[None]:
+        yield
+
+    for wrong in (handler, stepwise):
+        with pytest.raises(fq.InvalidValue, match=rf"handler must be a plain function, .*{wrong.__name__}"):
+            with_app_context(Flask(__name__))(wrong)
 
 
 def work(app: fq.Worker, session: Session) -> None:

@@ -252,6 +252,12 @@ class TestLeasedMessage:
         assert (leased.payload, leased.body, leased.cost) == ({"doc": 1}, b"x", 2)
         assert leased.created_at < datetime.now(UTC) < leased.leased_until
 
+    def test_can_be_told_apart(self, leased: fq.LeasedMessage) -> None:
+        assert {leased, dataclasses.replace(leased), dataclasses.replace(leased, attempt=2)} == {
+            leased,
+            dataclasses.replace(leased, attempt=2),
+        }
+
     def test_can_be_sent_elsewhere(self, leased: fq.LeasedMessage) -> None:
         assert pickle.loads(pickle.dumps(leased)) == copy.deepcopy(leased) == leased  # noqa: S301
 

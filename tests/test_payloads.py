@@ -64,6 +64,26 @@ def typed(payload_type: Any) -> Any:
     return type(f"Typed{next(NUMBERS)}", (fq.TypedMessage,), {}, payload_type=payload_type)
 
 
+def test_a_class_of_any_name() -> None:
+    class Message(fq.TypedMessage[Upload], payload_type=Upload):
+        pass
+
+    assert Message("acme", UPLOAD).payload == UPLOAD
+    with pytest.raises(fq.InvalidValue, match=r"Mine must derive from TypedMessage\[\.\.\.\] itself, not from Message"):
+        type("Mine", (Message,), {})
+    with pytest.raises(fq.InvalidValue, match=r"Mine must derive from TypedMessage\[\.\.\.\] itself, not from Message"):
+        type("Mine", (fq.Message,), {})
+
+
+@pytest.mark.parametrize("wrong", [Upload, fq.TypedMessage, "Message"])
+def test_what_is_no_message_class(wrong: Any) -> None:
+    """The class of the payload, say."""
+    with pytest.raises(
+        fq.InvalidValue, match=r"message_type must be Message or a TypedMessage, not .*(Message|Upload)"
+    ):
+        fq.dequeue(message_type=wrong)
+
+
 def round_trip(session: Session, payload_type: Any, value: Any) -> Any:
     """Through the message class and the table, as a worker gets it."""
     Typed = typed(payload_type)  # noqa: N806

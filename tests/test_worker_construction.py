@@ -6,9 +6,9 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, create_engine
 from sqlalchemy.ext.asyncio import async_sessionmaker
-from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.orm import DeclarativeBase, Session, sessionmaker
 
 import fairqueue as fq
 from tests.acts import put, wait_until
@@ -44,6 +44,20 @@ def test_the_engine(session: Session, database_url: str) -> None:
     for engine in (database_url, session):
         with pytest.raises(fq.InvalidValue, match=r"^engine must be an Engine or an AsyncEngine, not (str|Session)$"):
             fq.Worker(engine)  # type: ignore[arg-type]
+
+
+def test_another_database() -> None:
+    """Where the application's tests use SQLite, say."""
+
+    class Base(DeclarativeBase):
+        pass
+
+    fq.attach(Base.metadata)
+    engine = create_engine("sqlite://")
+    with pytest.raises(fq.InvalidValue, match=r"engine must be of PostgreSQL, not sqlite: .*fairqueue\.embedded"):
+        fq.Worker(engine)
+    with pytest.raises(fq.InvalidValue, match="engine must be of PostgreSQL, not sqlite"):
+        Base.metadata.create_all(engine)
 
 
 def test_one_handler(engine: Engine) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,10 @@ class Gone(Exception):
 class Unprintable(Exception):
     def __str__(self) -> str:
         raise RuntimeError("not even this")
+
+
+def group(*errors: BaseException) -> BaseException:
+    return BaseExceptionGroup("of tasks", [*errors])
 
 
 def fate(session: Session) -> str:
@@ -84,6 +88,12 @@ ERRORS: dict[str, tuple[Callable[[], BaseException], str]] = {
     "any": (lambda: KeyError("x"), "attempt 1, later True, state None: KeyError: 'x'"),
     "dead": (lambda: UnicodeDecodeError("utf-8", b"x", 0, 1, "bad"), "dead: UnicodeDecodeError: 'utf-8' codec"),
     "cancel": (lambda: Gone("the user \udcff"), "cancelled: Gone: the user ?"),
+    "alone in a group": (lambda: group(group(Gone("twice"))), "cancelled: Gone: twice"),
+    "a decision in a group": (lambda: group(fq.DeadLetter("useless")), "dead: useless"),
+    "several in a group": (
+        lambda: group(Gone("one"), ValueError("two")),
+        "attempt 1, later True, state None: ExceptionGroup: of tasks (2 sub-exceptions)\nGone: one\nValueError: two",
+    ),
     "unprintable": (Unprintable, "attempt 1, later True, state None: Unprintable"),
     "exit": (lambda: SystemExit(2), "attempt 1, later True, state None: SystemExit: 2"),
     "base": (lambda: BaseException("rude"), "attempt 1, later True, state None: BaseException: rude"),
@@ -199,19 +209,29 @@ def test_a_decision_that_cannot_be_sent(kind: str, session: Session, worker_of: 
     assert session.scalars(select(fq.Message.channel)).all() == ["bad"]
 
 
-def test_a_coroutine_that_nobody_awaits(session: Session, engine_of: EngineOf) -> None:
-    """A function that only hands on an async one looks like a plain one: it must not count as done."""
+@pytest.mark.parametrize("kind", ["coroutine", "generator", "async generator"])
+def test_what_nobody_runs(kind: str, session: Session, engine_of: EngineOf) -> None:
+    """A function that only hands on an async one, or one that yields, looks like a plain one: it isn't done."""
     put(session, "acme", max_attempts=1)
     done: list[object] = []
 
-    async def work(message: object) -> None:
+    async def coroutine(message: object) -> None:
         done.append(message)
 
+    def generator(message: object) -> Iterator[None]:
+        done.append(message)
+        yield
+
+    async def async_generator(message: object) -> AsyncIterator[None]:
+        done.append(message)
+        yield
+
+    work: Any = {"coroutine": coroutine, "generator": generator, "async generator": async_generator}[kind]
     app = fq.Worker(engine_of("plain"), poll=0.05)
     app.handler(lambda message: work(message))  # noqa: PLW0108 - this is what it is about
     with app:
         assert wait_for_endings(session, 1) == {"dead": 1}
-    assert fate(session).startswith("dead: TypeError: the handler returned a coroutine, which nobody awaits")
+    assert fate(session).startswith(f"dead: TypeError: the handler returned <{kind.replace(' ', '_')} object ")
     assert not done
     assert is_empty(session)
 

@@ -19,6 +19,7 @@ from fairqueue import embedded, schema
 from fairqueue.testing import Clock
 from fairqueue.worker import listening, running
 from tests.acts import lease_of, put, take, wait_until
+from tests.fixtures.postgres import Postgres
 from tests.fixtures.workers import EngineOf, WorkerOf
 from tests.invariants import check_invariants
 from tests.working import (
@@ -180,6 +181,44 @@ class TestEmbedding:
         assert is_empty(session)
         if kind != "plain":
             await app.engine.dispose()  # type: ignore[misc]
+
+    async def test_in_a_scope_that_is_cancelled(self, session: Session, worker_of: WorkerOf) -> None:
+        """As when another task of the group fails: what was begun is finished."""
+        go, begun = threading.Event(), threading.Event()
+
+        def body(message: fq.LeasedMessage[Any], _: object) -> None:
+            begun.set()
+            assert go.wait(30)
+
+        app = worker_of("plain", body)
+        put(session, "acme")
+        with anyio.CancelScope() as scope:
+            async with app:
+                await anyio.to_thread.run_sync(begun.wait, 30)
+                threading.Timer(0.05, go.set).start()
+                scope.cancel()
+        assert endings(session) == ["completed"]
+        assert is_empty(session)
+
+    @pytest.mark.parametrize("kind", ["plain", "async", "asyncpg"])
+    def test_before_there_is_a_database(
+        self, kind: str, postgres: Postgres, session: Session, worker_of: WorkerOf
+    ) -> None:
+        """The block doesn't wait for it; the worker does."""
+        put(session, "acme")
+        app = worker_of(kind, lambda *_: None)
+        closed = f'ALTER DATABASE "{app.engine.url.database}" ALLOW_CONNECTIONS'
+        maintenance = create_engine(postgres.url, isolation_level="AUTOCOMMIT")
+        with maintenance.connect() as connection:
+            connection.execute(text(f"{closed} false"))
+            with app:
+                pass
+            with app:
+                assert endings(session) == []
+                connection.execute(text(f"{closed} true"))
+                wait_for_endings(session, 1)
+        maintenance.dispose()
+        assert is_empty(session)
 
     def test_stopped_from_elsewhere(self, session: Session, worker_of: WorkerOf) -> None:
         """From another thread, which may be the handler's; a stop of a worker that doesn't run does nothing."""

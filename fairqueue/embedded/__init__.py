@@ -112,7 +112,7 @@ def database_url(*, durable: bool = False) -> Iterator[str]:
 
 
 def sqlalchemy_url(dsn: str) -> str:
-    """`dsn` in SQLAlchemy's spelling: postgres:// and postgresql:// become postgresql+psycopg://."""
+    """`dsn` in SQLAlchemy's spelling, for psycopg, whatever driver it names."""
     try:
         return _url.sqlalchemy_url(dsn)
     except ValueError as error:

@@ -27,7 +27,7 @@ entities: an entity that is refreshed after its lease ran out would show, and le
 
 from .base import XID8, Base, check_name, check_number, in_schema
 from .loading import dropped, feed, load, stage
-from .messages import Message, TypedMessage, check_cost
+from .messages import Message, TypedMessage, check_cost, check_message_type
 from .outcomes import DeadMessage, History
 from .policies import Channel, Queue
 from .scheduler import lane, plan, rotation, signal, taken
@@ -42,6 +42,7 @@ __all__ = [
     "Queue",
     "TypedMessage",
     "check_cost",
+    "check_message_type",
     "check_name",
     "check_number",
     "dropped",

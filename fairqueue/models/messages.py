@@ -91,7 +91,10 @@ class TypedMessage(Base, Generic[P]):
     created_at: Mapped[datetime] = mapped_column(DateTime(timezone=True), server_default=NOW)
 
     def __init_subclass__(cls, payload_type: Any = None, **kw: Any) -> None:
-        if not cls.__dict__.get("__abstract__") and cls.__name__ != "Message":
+        mapped = [base.__name__ for base in cls.__mro__[1:] if "__mapper__" in vars(base)]
+        if mapped:
+            raise InvalidValue(f"{cls.__name__} must derive from TypedMessage[...] itself, not from {mapped[0]}")
+        if not cls.__dict__.get("__abstract__") and (cls.__module__, cls.__name__) != (__name__, "Message"):
             # Another view of the same table: a table object of its own, in a MetaData of its own.
             cls.metadata = MetaData(schema=DEFAULT_SCHEMA)
             cls.__tablename__ = "message"
@@ -177,6 +180,13 @@ class Message(TypedMessage[Any]):
         Index("message_leased", "queue", "leased_until", postgresql_where=text("leased_until IS NOT NULL")),
         Index("message_key", "queue", "channel", "key", unique=True, postgresql_where=text("key IS NOT NULL")),
     )
+
+
+def check_message_type(value: object) -> type[TypedMessage[Any]]:
+    """Message, or a TypedMessage, or :class:`InvalidValue`."""
+    if not (isinstance(value, type) and issubclass(value, TypedMessage) and "__mapper__" in vars(value)):
+        raise InvalidValue(f"message_type must be Message or a TypedMessage, not {value!r}")
+    return value
 
 
 def check_cost(value: object) -> float:

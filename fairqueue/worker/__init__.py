@@ -31,6 +31,8 @@ raise :class:`Retry`, :class:`DeadLetter`, :class:`Cancel` and :class:`Defer` to
     with app:                                           # the same, in a thread with an event loop of its own
         ...
 
+Neither waits for a database that can't be reached: the worker goes on trying, and says so in the log.
+
 **When it stops.** On SIGTERM or SIGINT it takes on nothing more and finishes what it has, for ``grace`` seconds at
 most; then it hands the rest back, with no attempt used up. :meth:`Worker.run` returns 0 if all were finished, 3 if not.
 
@@ -66,10 +68,10 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
 from fairqueue.errors import FairqueueError, InvalidValue
-from fairqueue.models import Message, TypedMessage
+from fairqueue.models import Message, TypedMessage, check_message_type
 from fairqueue.models.base import check_count, check_flag, check_name, schema_of
 from fairqueue.schedule import check_seconds
-from fairqueue.schema import verify
+from fairqueue.schema import check_dialect, verify
 
 from .database import CLOSING
 from .decisions import Cancel, DeadLetter, Decision, Defer, Retry, apply
@@ -137,6 +139,7 @@ class Worker:
     ) -> None:
         if not isinstance(engine, Engine | AsyncEngine):
             raise InvalidValue(f"engine must be an Engine or an AsyncEngine, not {type(engine).__name__}")
+        check_dialect(engine.dialect)
         self.engine = engine
         self.queue = check_name("queue", queue)
         self.concurrency = check_count("concurrency", concurrency, 1, 10_000)
@@ -146,10 +149,7 @@ class Worker:
         self.grace = check_seconds("grace", grace, 0)
         self.notify = check_flag("notify", notify)
         self.name = check_name("name", f"{socket.gethostname()[:200]}:{os.getpid()}" if name is None else name)
-        given: Any = message_type
-        if not (isinstance(given, type) and issubclass(given, TypedMessage)):
-            raise InvalidValue(f"message_type must be Message or a TypedMessage, not {message_type!r}")
-        self.message_type = message_type
+        self.message_type = check_message_type(message_type)
         self.session = _factory("session", session)
         self.async_session = _factory("async_session", async_session)
         #: What :meth:`handler` was given; None before.
@@ -213,14 +213,23 @@ class Worker:
             raise FairqueueError(f"the worker of queue {self.queue!r} is running already")
         self._check_pool(self.registered)
         self._run = run = Run(self)
+        begun = False
+
+        def begin() -> None:  # also where there is no database yet: a web application doesn't wait for it
+            nonlocal begun
+            if not begun:
+                begun = True
+                task_status.started()
+
         try:
             with run.looking:  # a stop doesn't wait for a server that hangs
-                await run.database.insist("look at the schema", self._verify, patience=1, until=run.stopping)
-            try:
-                return await run(task_status.started)
-            except Exception:  # who awaits this task may do so at the very end only, and it has to be known now
+                look = partial(run.database.insist, "look at the schema", self._verify)
+                await look(patience=1, until=run.stopping, lost=begin)
+            return await run(begin)
+        except Exception:
+            if begun:  # who awaits this task may do so at the very end only, and it has to be known now
                 log.exception("%s has failed, and works no more", self.name)
-                raise
+            raise
         finally:
             run.threads.close()
             self._run = None
@@ -268,7 +277,8 @@ class Worker:
 
     async def __aexit__(self, *_: object) -> None:
         self._stop(hurry=False)
-        await self._task
+        with anyio.CancelScope(shield=True):  # in a scope that is cancelled, too
+            await self._task
 
     def _verify(self, session: Session) -> None:
         assert self._run is not None

@@ -95,12 +95,14 @@ class Database:
         alone: bool = False,
         patience: float = float("inf"),
         until: anyio.Event | None = None,
+        lost: Callable[[], object] = lambda: None,
     ) -> T | None:
         """As :meth:`run`, but tried again until it works.
 
         :param what: what can't be done, for the log.
         :param patience: raise when the database has refused it so often, for other reasons than the connection's.
         :param until: return None when it fails and this has come.
+        :param lost: called each time that it fails for the connection's sake.
         """
         failures = refusals = 0
         while True:
@@ -111,6 +113,8 @@ class Database:
                 refusals += not _lost(error)
                 if refusals >= patience:
                     raise
+                if _lost(error):
+                    lost()
                 pause = backoff(failures)
                 log.warning("can't %s, trying again in %.1f s: %s", what, pause, in_a_line(error))
                 with anyio.move_on_after(pause):

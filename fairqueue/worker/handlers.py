@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,18 +89,21 @@ class Handler:
             return self.judge(error)
 
     def judge(self, error: BaseException) -> Handled:
-        """What an exception says about the message."""
-        if isinstance(error, Decision):
-            return Handled(error)
+        """What an exception says about the message. Alone in a group, as that of a TaskGroup, it counts itself."""
+        cause = error
+        while isinstance(cause, BaseExceptionGroup) and len(cause.exceptions) == 1:
+            (cause,) = cause.exceptions
+        if isinstance(cause, Decision):
+            return Handled(cause)
         decision: Decision
-        if isinstance(error, UnreadablePayload):
-            decision = DeadLetter(error.__cause__ or error)
-        elif isinstance(error, self.dead):
-            decision = DeadLetter(error)
-        elif isinstance(error, self.cancel):
-            decision = Cancel(error)
+        if isinstance(cause, UnreadablePayload):
+            decision = DeadLetter(cause.__cause__ or cause)
+        elif isinstance(cause, self.dead):
+            decision = DeadLetter(cause)
+        elif isinstance(cause, self.cancel):
+            decision = Cancel(cause)
         else:
-            decision = Retry(error)
+            decision = Retry(cause)
         return Handled(decision, error=error)
 
 
@@ -127,9 +130,14 @@ def _read(message: LeasedMessage[Any]) -> None:
 
 
 def _decision(returned: object) -> Decision:
-    if inspect.iscoroutine(returned):  # of a function that doesn't look async: nothing has been done yet
-        returned.close()
-        raise TypeError("the handler returned a coroutine, which nobody awaits: make it an async function")
+    # Of a function that doesn't look as if it were async, or yielded: nothing has been done yet.
+    if inspect.isawaitable(returned) or inspect.isgenerator(returned) or inspect.isasyncgen(returned):
+        if isinstance(returned, Coroutine | Generator):
+            returned.close()
+        raise TypeError(
+            f"the handler returned {returned!r}, which nobody runs:"
+            " make it a function that returns, or an async function, also where it is decorated"
+        )
     if isinstance(returned, type) and issubclass(returned, Decision):
         return returned()  # as raise does
     return returned if isinstance(returned, Decision) else COMPLETE
