@@ -11,7 +11,7 @@ from sqlalchemy import Engine, select
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
-from tests.acts import clock, drain, lease_of, move_clock, put, sql, stop_clock, take, wait_until
+from tests.acts import clock, drain, expire, lease_of, move_clock, put, sql, stop_clock, take, wait_until
 from tests.fixtures.connections import Raw
 from tests.observing import impatient, observer, value, waits_for_a_lock
 
@@ -108,6 +108,19 @@ class TestKept:
         session.delete(session.get_one(fq.DeadMessage, id_))
         session.commit()
         assert results(session, fq.redrive(id_)) == [(id_, "not_found")]
+
+    def test_one_that_can_not_die(self, session: Session) -> None:
+        """A foreign key of the application's keeps it; others whose last leases ran out at the same time do die."""
+        kept, other = put(session, "acme", max_attempts=1) + put(session, "globex", max_attempts=1)
+        sql(session, "CREATE TABLE public.invoice (message_id bigint REFERENCES fairqueue.message)")
+        sql(session, "INSERT INTO public.invoice VALUES (:id)", id=kept)
+        expired = lease_of(session, 2)
+        for attempt in (2, 3):
+            expire(session, [message.id for message in expired])
+            (again,) = expired = lease_of(session, 2)
+            assert (again.id, again.attempt) == (kept, attempt)
+            assert "no dead letter: update or delete on table" in str(again.error)
+            assert dead(session) == [other]
 
     def test_id_that_is_taken(self, session: Session) -> None:
         """Who chooses ids himself can't make a dequeue fail for everybody, by a second death of one id."""
@@ -236,6 +249,22 @@ class TestConcurrentRedrives:
         two.commit()
         assert value(watching, "SELECT count(*) FROM fairqueue.message") == 3
         assert dead(session) == []
+
+    def test_beside_enqueues(self, session: Session, raw: Raw, database_url: str) -> None:
+        """Keys are entered in their order, as by who enqueues many: one that waits for "a" has not yet taken "b"."""
+        ids = kill(session, "acme", key="b") + kill(session, "acme", key="a")
+        create = b"SELECT fairqueue.message_create('acme', key => %s)"
+        one, two, watching = raw(database_url), raw(database_url), observer(raw, database_url)
+        one.execute(create, ("a",))
+        with ThreadPoolExecutor(1) as pool:
+            future = pool.submit(lambda: two.execute(self.QUERY, (ids,)).fetchall())
+            wait_until(lambda: waits_for_a_lock(watching, two) or future.done())
+            assert not future.done()
+            other = impatient(raw, database_url)
+            other.execute(create, ("b",))
+            other.rollback()
+            one.rollback()
+            assert future.result() == redriven(ids)
 
     def test_races(self, session: Session, raw: Raw, database_url: str) -> None:
         """Of overlapping calls in all orders each message is put back by one, and nobody deadlocks."""

@@ -165,6 +165,22 @@ class TestConcurrent:
         two.first.rollback()
         assert len(future.result()) == 3
 
+    def test_bulk_replaces_beside_completions(self, session: Session, raw: Raw, database_url: str, two: Two) -> None:
+        """Both lock messages in the order of ids: one that waits for the first has not yet locked the second."""
+        first, second = put(session, "acme", key="b") + put(session, "acme", key="a")
+        two.first.execute("SELECT FROM fairqueue.message WHERE id = %s FOR UPDATE", (first,))
+        backend = session.scalar(text("SELECT pg_backend_pid()"))
+        rows: list[Any] = [{"channel": "acme", "key": key, "payload": "new"} for key in ("a", "b")]
+        future = two.pool.submit(lambda: fq.enqueue_many(session, rows, on_conflict="replace"))
+        waits = "SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = %s"
+        wait_until(lambda: value(two.watching, waits, backend) or future.done())
+        assert not future.done()
+        other = impatient(raw, database_url)
+        other.execute("SELECT FROM fairqueue.message WHERE id = %s FOR UPDATE", (second,))
+        other.rollback()
+        two.first.rollback()
+        assert future.result() == [second, first]
+
     @pytest.mark.parametrize("level", [IsolationLevel.REPEATABLE_READ, IsolationLevel.SERIALIZABLE])
     @pytest.mark.parametrize("mode", ["ignore", "replace"])
     def test_higher_isolation(self, session: Session, two: Two, mode: str, level: IsolationLevel) -> None:

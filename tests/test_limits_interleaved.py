@@ -202,6 +202,46 @@ def test_a_lease_is_held_while_limits_are_set(
 
 
 @pytest.mark.parametrize("limited", [limit, limit_queue, limit_all])
+def test_a_lease_that_was_held_is_looked_at_no_more(
+    session: Session, other: psycopg.Connection, limited: Callable[[Session, int | None], None]
+) -> None:
+    """Once nobody holds it, as after a heartbeat, it is counted like any other, though it may be long until its end."""
+    put(session, "acme", 6)
+    running = leases(session, 3)
+    hold(other, f"SELECT fairqueue.message_heartbeat{LEASED[:-1]}, 20000)", running[0])
+    limited(session, 4)
+    running += leases(session)
+    assert session.scalar(text("SELECT count(*) FROM fairqueue.signal")) == 1
+    other.commit()
+    running += leases(session)
+    assert len(running) == 4
+    assert session.scalar(text("SELECT count(*) FROM fairqueue.signal")) == 0
+    assert complete(session, running[:1]) == ["completed"]
+    check_all_served(session, running[1:])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("limited", [limit, limit_queue])
+def test_more_leases_are_held_than_are_looked_at_in_one_go(
+    session: Session, other: psycopg.Connection, limited: Callable[[Session, int | None], None]
+) -> None:
+    """A dequeue comes to an end, and once they are over there is room again."""
+    sql(session, "INSERT INTO fairqueue.message (channel) SELECT 'acme' FROM generate_series(1, 20100)")
+    running = [lease for _ in range(3) for lease in lease_of(session, 10_000, LEASE)]
+    assert len(running) == 20_100
+    pairs = {"ids": [lease.id for lease in running], "attempts": [lease.attempt for lease in running]}
+    other.execute("SELECT count(*) FROM fairqueue.message_complete(%(ids)s, %(attempts)s)", pairs)
+    put(session, "acme", 2)
+    limited(session, 1)
+    session.execute(text("SET statement_timeout = '60s'"))
+    for _ in range(3):
+        assert leases(session) == []
+    other.commit()
+    (only,) = leases(session)
+    check_all_served(session, [only])
+
+
+@pytest.mark.parametrize("limited", [limit, limit_queue, limit_all])
 @pytest.mark.parametrize("first", [0, 1])
 def test_completions_that_commit_in_any_order(
     session: Session, raw: Raw, database_url: str, first: int, limited: Callable[[Session, int], None]

@@ -1480,8 +1480,8 @@ REVOKE EXECUTE ON FUNCTION message_create FROM PUBLIC;
 -- Called by producers (in Python by enqueue_many). Returns the place in the lists and the id of each. on_conflict is
 -- that of message_create, except that the id of what is ignored is null. Where several have the same key they come one
 -- after the other: of those to be ignored the first one counts, of those to replace each other the last one.
--- Locks: see message_create. Keys are entered in their order, so that two calls can't deadlock; ids and times are given
--- in the order of the lists.
+-- Locks: see message_create. Keys are entered in their order, so that two calls can't deadlock; what is to be replaced is
+-- locked before, in the order of ids, as completions lock it. Ids and times are given in the order of the lists.
 CREATE FUNCTION message_create_many(
     queues text[], channels text[], keys text[], payloads jsonb[], bodies bytea[], dequeue_ats bigint[],
     delays double precision[], costs double precision[], max_attempts integer[], backoffs double precision[],
@@ -1496,6 +1496,15 @@ DECLARE
     v_row record;
 BEGIN
     PERFORM check_on_conflict(on_conflict);
+    IF on_conflict = 'replace' THEN
+        PERFORM FROM unnest($1, $2, $3) AS r (queue, channel, key)
+        CROSS JOIN LATERAL (
+            SELECT m.id FROM message m
+            WHERE m.queue = r.queue AND m.channel = r.channel AND m.key = r.key LIMIT 1) f
+        JOIN message m ON m.id = f.id
+        ORDER BY m.id
+        FOR NO KEY UPDATE OF m;
+    END IF;
     FOR v_row IN
         WITH given AS MATERIALIZED (
             SELECT nextval(v_ids) AS id, unix_ms(clock()) AS now_ms, r.queue, r.channel, r.key, r.payload, r.body, r.cost,
@@ -1516,7 +1525,9 @@ BEGIN
             ON CONFLICT (queue, channel, key) WHERE key IS NOT NULL DO NOTHING
             RETURNING m.id
         )
-        SELECT o.*, e.id IS NOT NULL AS is_entered FROM ordered o LEFT JOIN entered e ON e.id = o.id
+        SELECT o.*, e.id IS NOT NULL AS is_entered
+        FROM ordered o LEFT JOIN entered e ON e.id = o.id
+        ORDER BY o.queue COLLATE "C", o.channel COLLATE "C", o.key COLLATE "C", o.place
     LOOP
         place := v_row.place;
         id := v_row.id;
@@ -2094,7 +2105,8 @@ REVOKE EXECUTE ON FUNCTION message_heartbeat FROM PUBLIC;
 -- old lease of it stays 'stale'. Returns for each, in the order given or of ids, 'redriven', 'not_found', or
 -- 'duplicate', where it stays dead because a live message of its channel has its key.
 -- Locks: the dead letters, in the order of ids, until the end of the transaction; one that another call is putting back
--- is waited for and then 'not_found'. As any enqueue of a key, it waits for an open one of the same.
+-- is waited for and then 'not_found'. As any enqueue of keys, which are entered in their order, it waits for an open one
+-- of the same.
 CREATE FUNCTION message_redrive(ids bigint[] DEFAULT NULL, queue text DEFAULT NULL, channel text DEFAULT NULL)
 RETURNS TABLE (id bigint, result text)
 LANGUAGE plpgsql SECURITY DEFINER
@@ -2139,7 +2151,7 @@ BEGIN
         SELECT d.id, d.queue, d.channel, d.key, d.payload, d.body, unix_ms(clock()), d.cost, d.max_attempts, d.backoff,
             d.attempt, d.attempt, d.first_leased_at, d.worker, d.state, d.error, d.created_at
         FROM dead d
-        ORDER BY d.id
+        ORDER BY d.queue COLLATE "C", d.channel COLLATE "C", d.key COLLATE "C", d.id
         ON CONFLICT DO NOTHING
         RETURNING message.id
     ), gone AS (
@@ -2703,6 +2715,24 @@ BEGIN
 END
 $$;
 
+-- Makes dead letters of messages whose last lease ran out; of all of them, or, where one can't be, of none.
+--
+-- Called by scheduler_reclaim, which has locked them. Returns null, or why it can't be done: a foreign key of the
+-- application's may forbid it, or make it wait. No query of the queue's may fail by that, nor wait for long.
+-- Locks: as message_finish.
+CREATE FUNCTION scheduler_bury(ids bigint[]) RETURNS text
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET lock_timeout = '100ms'
+AS $$
+BEGIN
+    PERFORM message_finish(ids, 'dead', 'the lease of the last attempt ran out');
+    RETURN NULL;
+EXCEPTION WHEN others THEN
+    RETURN SQLERRM;
+END
+$$;
+
 -- Plans on behind what is planned, before that is used up: as many messages as were served in a row.
 --
 -- Called by message_dequeue, which has a share in the turn and part 2 of the queue's key: while it plans, others take
@@ -2748,7 +2778,8 @@ $$;
 -- Called by scheduler_serve, within the turn. horizon and open are rotation's: the signals that no fold has seen are
 -- those of transactions from the horizon on and of those that were in progress below it. Reading just these, through
 -- the index on the transaction id, a fold never walks over the signals of the past.
--- Locks: the signals it deletes, which nobody else deletes, and what scheduler_recount and scheduler_activate lock.
+-- Locks: the signals it deletes, which nobody else deletes, leases that were held when they were counted and aren't any
+-- more, and what scheduler_recount and scheduler_activate lock. It waits for nobody.
 --
 -- Returns the new horizon, the number of activations so far, the earliest time at which a lane that now waits is due,
 -- whether one has a limit whose leases nobody counted (scheduler_activate), how many leases that the queue counted have
@@ -2774,6 +2805,8 @@ DECLARE
     v_from CONSTANT xid8 := $8;
     v_open CONSTANT xid8[] := $9;
     v_activations CONSTANT bigint := $10;
+    v_xid CONSTANT xid8 := pg_current_xact_id();
+    v_doubtful integer;
     v_snapshot pg_snapshot;
     v_folded integer;
     v_late integer;
@@ -2785,15 +2818,18 @@ DECLARE
     v_changed boolean[];
     v_running integer[];
 BEGIN
+    -- In doubt since this transaction began: for the next one, or a call that has looked at many would never end.
     WITH late AS MATERIALIZED (
         SELECT s.ctid AS row, s.channel, s.dequeue_at, s.message_id, s.counted, s.xid, true AS is_late
         FROM signal s
         WHERE s.queue = v_queue AND s.urgent = is_urgent AND s.xid = ANY (v_open) AND s.xid < v_from
+            AND NOT (s.xid = v_xid AND s.message_id IS NOT NULL AND s.dequeue_at IS NULL)
         LIMIT max_signals
     ), fresh AS MATERIALIZED (
         SELECT s.ctid AS row, s.channel, s.dequeue_at, s.message_id, s.counted, s.xid, false AS is_late
         FROM signal s
         WHERE s.queue = v_queue AND s.urgent = is_urgent AND s.xid >= v_from
+            AND NOT (s.xid = v_xid AND s.message_id IS NOT NULL AND s.dequeue_at IS NULL)
         ORDER BY s.xid
         LIMIT max_signals
     ), batch AS MATERIALIZED (
@@ -2803,12 +2839,13 @@ BEGIN
         FROM (SELECT * FROM late UNION ALL SELECT * FROM fresh) b
     ), gone AS (
         DELETE FROM signal s USING batch b WHERE s.ctid = b.row
-    -- A lease that could not be marked when it was counted, and is still there: to be looked at again.
+    -- A lease that could not be marked when it was counted, and is still there.
     ), again AS (
         INSERT INTO signal (queue, channel, message_id, counted, urgent)
         SELECT v_queue, b.channel, b.message_id, b.counted, true
         FROM batch b
         WHERE b.counted IS NOT NULL AND NOT b.is_end
+        RETURNING 1
     ), news AS (
         SELECT b.channel, min(b.dequeue_at) AS at,
             (array_agg(b.message_id ORDER BY b.dequeue_at, b.message_id))[1] AS id,
@@ -2831,12 +2868,13 @@ BEGIN
         SELECT count(*) FILTER (WHERE NOT b.is_late) AS folded, count(*) FILTER (WHERE b.is_late) AS late,
             (array_agg(b.xid ORDER BY b.xid DESC))[1] AS last,
             count(*) FILTER (WHERE b.is_end AND b.counted >= v_counted_from) AS ended,
-            coalesce(bool_or(b.channel IS NULL), false) AS queue_changed
+            coalesce(bool_or(b.channel IS NULL), false) AS queue_changed,
+            (SELECT count(*) FROM again) AS doubtful
         FROM batch b
     )
-    SELECT pg_current_snapshot(), c.folded, c.late, c.last, c.ended, c.queue_changed,
+    SELECT pg_current_snapshot(), c.folded, c.late, c.last, c.ended, c.queue_changed, c.doubtful,
         l.channels, l.ats, l.ids, l.ended, l.changed
-    INTO v_snapshot, v_folded, v_late, v_last, ended, queue_changed, v_channels, v_ats, v_ids, v_ended, v_changed
+    INTO v_snapshot, v_folded, v_late, v_last, ended, queue_changed, v_doubtful, v_channels, v_ats, v_ids, v_ended, v_changed
     FROM counts c, news_lists l;
 
     -- What was not visible to the statement above, and what it had no room for, is for the next fold. Its own
@@ -2846,9 +2884,27 @@ BEGIN
     open := ARRAY(
         SELECT x FROM pg_snapshot_xip(v_snapshot) AS x WHERE x < horizon
         UNION
-        SELECT pg_current_xact_id()
+        SELECT v_xid
         UNION
         SELECT x FROM unnest(v_open) AS x WHERE v_late = max_signals);
+    -- Marked, if nobody holds it any more, it will signal its end; otherwise it is to be looked at again.
+    IF v_doubtful > 0 THEN
+        WITH doubtful AS MATERIALIZED (
+            SELECT s.ctid AS row, s.message_id, s.counted
+            FROM signal s
+            WHERE s.queue = v_queue AND s.urgent AND s.xid = v_xid AND s.message_id IS NOT NULL
+                AND s.dequeue_at IS NULL
+        ), held AS MATERIALIZED (
+            SELECT m.ctid AS row, d.counted
+            FROM (SELECT d.message_id, max(d.counted) AS counted FROM doubtful d GROUP BY d.message_id) d
+            JOIN message m ON m.id = d.message_id
+            WHERE m.leased_until IS NOT NULL
+            FOR NO KEY UPDATE OF m SKIP LOCKED
+        ), marked AS (
+            UPDATE message m SET counted = h.counted FROM held h WHERE m.ctid = h.row RETURNING m.id
+        )
+        DELETE FROM signal s USING doubtful d, marked k WHERE s.ctid = d.row AND d.message_id = k.id;
+    END IF;
     IF true = ANY (v_changed) THEN
         PERFORM scheduler_unplan(v_queue);
         SELECT r.running INTO v_running
@@ -3074,6 +3130,9 @@ DECLARE
     v_max_attempts CONSTANT integer := coalesce((SELECT q.max_attempts FROM queue q WHERE q.name = $1), 20);
     v_expired integer;
     v_dead bigint[];
+    v_id bigint;
+    v_error text;
+    v_end timestamptz;
 BEGIN
     WITH expired AS MATERIALIZED (
         SELECT m.ctid AS row, m.id,
@@ -3091,20 +3150,18 @@ BEGIN
     )
     SELECT count(*), array_agg(e.id) FILTER (WHERE e.is_dead) INTO v_expired, v_dead FROM expired e;
 
-    IF v_dead IS NOT NULL THEN
-        DECLARE
-            v_timeout CONSTANT text := current_setting('lock_timeout');
-        BEGIN
-            PERFORM set_config('lock_timeout', '100ms', true);
-            PERFORM message_finish(v_dead, 'dead', 'the lease of the last attempt ran out');
-            PERFORM set_config('lock_timeout', v_timeout, true);
-        EXCEPTION WHEN others THEN
-            -- A foreign key of the application's forbids it, or makes it wait. That must not stop the queue.
+    -- One that can't be a dead letter must not keep the others from it; nor, where it waits, the queue for long. It is
+    -- put back, and tried again when its next lease has run out.
+    IF v_dead IS NOT NULL AND scheduler_bury(v_dead) IS NOT NULL THEN
+        v_end := clock_timestamp() + interval '1 second';
+        FOREACH v_id IN ARRAY v_dead LOOP
+            EXIT WHEN clock_timestamp() > v_end;
+            v_error := scheduler_bury(ARRAY[v_id]);
             UPDATE message m
-            SET leased_until = NULL, error = format('the lease of attempt %s ran out; no dead letter: %s', m.attempt, SQLERRM)
-            FROM unnest(v_dead) AS d (id)
-            WHERE m.id = d.id;
-        END;
+            SET leased_until = NULL,
+                error = format('the lease of attempt %s ran out; no dead letter: %s', m.attempt, v_error)
+            WHERE v_error IS NOT NULL AND m.id = v_id;
+        END LOOP;
     END IF;
     more := v_expired = max_messages;
     lease_floor := coalesce(
@@ -3387,6 +3444,7 @@ BEGIN
             v_written := false;
         END IF;
 
+        CONTINUE WHEN v_has_urgent AND r.running >= r.max_concurrency;  -- more leases may have ended
         v_want := least(v_want, r.max_concurrency - r.running);
         EXIT WHEN v_want <= 0 OR r.paused_until > v_now;
         -- While as much is planned as the next ones will want, they take it side by side. A batch that gives its lanes

@@ -3,8 +3,8 @@
 -- Called by producers (in Python by enqueue_many). Returns the place in the lists and the id of each. on_conflict is
 -- that of message_create, except that the id of what is ignored is null. Where several have the same key they come one
 -- after the other: of those to be ignored the first one counts, of those to replace each other the last one.
--- Locks: see message_create. Keys are entered in their order, so that two calls can't deadlock; ids and times are given
--- in the order of the lists.
+-- Locks: see message_create. Keys are entered in their order, so that two calls can't deadlock; what is to be replaced is
+-- locked before, in the order of ids, as completions lock it. Ids and times are given in the order of the lists.
 CREATE FUNCTION message_create_many(
     queues text[], channels text[], keys text[], payloads jsonb[], bodies bytea[], dequeue_ats bigint[],
     delays double precision[], costs double precision[], max_attempts integer[], backoffs double precision[],
@@ -19,6 +19,15 @@ DECLARE
     v_row record;
 BEGIN
     PERFORM check_on_conflict(on_conflict);
+    IF on_conflict = 'replace' THEN
+        PERFORM FROM unnest($1, $2, $3) AS r (queue, channel, key)
+        CROSS JOIN LATERAL (
+            SELECT m.id FROM message m
+            WHERE m.queue = r.queue AND m.channel = r.channel AND m.key = r.key LIMIT 1) f
+        JOIN message m ON m.id = f.id
+        ORDER BY m.id
+        FOR NO KEY UPDATE OF m;
+    END IF;
     FOR v_row IN
         WITH given AS MATERIALIZED (
             SELECT nextval(v_ids) AS id, unix_ms(clock()) AS now_ms, r.queue, r.channel, r.key, r.payload, r.body, r.cost,
@@ -39,7 +48,9 @@ BEGIN
             ON CONFLICT (queue, channel, key) WHERE key IS NOT NULL DO NOTHING
             RETURNING m.id
         )
-        SELECT o.*, e.id IS NOT NULL AS is_entered FROM ordered o LEFT JOIN entered e ON e.id = o.id
+        SELECT o.*, e.id IS NOT NULL AS is_entered
+        FROM ordered o LEFT JOIN entered e ON e.id = o.id
+        ORDER BY o.queue COLLATE "C", o.channel COLLATE "C", o.key COLLATE "C", o.place
     LOOP
         place := v_row.place;
         id := v_row.id;

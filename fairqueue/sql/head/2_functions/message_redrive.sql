@@ -5,7 +5,8 @@
 -- old lease of it stays 'stale'. Returns for each, in the order given or of ids, 'redriven', 'not_found', or
 -- 'duplicate', where it stays dead because a live message of its channel has its key.
 -- Locks: the dead letters, in the order of ids, until the end of the transaction; one that another call is putting back
--- is waited for and then 'not_found'. As any enqueue of a key, it waits for an open one of the same.
+-- is waited for and then 'not_found'. As any enqueue of keys, which are entered in their order, it waits for an open one
+-- of the same.
 CREATE FUNCTION message_redrive(ids bigint[] DEFAULT NULL, queue text DEFAULT NULL, channel text DEFAULT NULL)
 RETURNS TABLE (id bigint, result text)
 LANGUAGE plpgsql SECURITY DEFINER
@@ -50,7 +51,7 @@ BEGIN
         SELECT d.id, d.queue, d.channel, d.key, d.payload, d.body, unix_ms(clock()), d.cost, d.max_attempts, d.backoff,
             d.attempt, d.attempt, d.first_leased_at, d.worker, d.state, d.error, d.created_at
         FROM dead d
-        ORDER BY d.id
+        ORDER BY d.queue COLLATE "C", d.channel COLLATE "C", d.key COLLATE "C", d.id
         ON CONFLICT DO NOTHING
         RETURNING message.id
     ), gone AS (

@@ -3,7 +3,8 @@
 -- Called by scheduler_serve, within the turn. horizon and open are rotation's: the signals that no fold has seen are
 -- those of transactions from the horizon on and of those that were in progress below it. Reading just these, through
 -- the index on the transaction id, a fold never walks over the signals of the past.
--- Locks: the signals it deletes, which nobody else deletes, and what scheduler_recount and scheduler_activate lock.
+-- Locks: the signals it deletes, which nobody else deletes, leases that were held when they were counted and aren't any
+-- more, and what scheduler_recount and scheduler_activate lock. It waits for nobody.
 --
 -- Returns the new horizon, the number of activations so far, the earliest time at which a lane that now waits is due,
 -- whether one has a limit whose leases nobody counted (scheduler_activate), how many leases that the queue counted have
@@ -29,6 +30,8 @@ DECLARE
     v_from CONSTANT xid8 := $8;
     v_open CONSTANT xid8[] := $9;
     v_activations CONSTANT bigint := $10;
+    v_xid CONSTANT xid8 := pg_current_xact_id();
+    v_doubtful integer;
     v_snapshot pg_snapshot;
     v_folded integer;
     v_late integer;
@@ -40,15 +43,18 @@ DECLARE
     v_changed boolean[];
     v_running integer[];
 BEGIN
+    -- In doubt since this transaction began: for the next one, or a call that has looked at many would never end.
     WITH late AS MATERIALIZED (
         SELECT s.ctid AS row, s.channel, s.dequeue_at, s.message_id, s.counted, s.xid, true AS is_late
         FROM signal s
         WHERE s.queue = v_queue AND s.urgent = is_urgent AND s.xid = ANY (v_open) AND s.xid < v_from
+            AND NOT (s.xid = v_xid AND s.message_id IS NOT NULL AND s.dequeue_at IS NULL)
         LIMIT max_signals
     ), fresh AS MATERIALIZED (
         SELECT s.ctid AS row, s.channel, s.dequeue_at, s.message_id, s.counted, s.xid, false AS is_late
         FROM signal s
         WHERE s.queue = v_queue AND s.urgent = is_urgent AND s.xid >= v_from
+            AND NOT (s.xid = v_xid AND s.message_id IS NOT NULL AND s.dequeue_at IS NULL)
         ORDER BY s.xid
         LIMIT max_signals
     ), batch AS MATERIALIZED (
@@ -58,12 +64,13 @@ BEGIN
         FROM (SELECT * FROM late UNION ALL SELECT * FROM fresh) b
     ), gone AS (
         DELETE FROM signal s USING batch b WHERE s.ctid = b.row
-    -- A lease that could not be marked when it was counted, and is still there: to be looked at again.
+    -- A lease that could not be marked when it was counted, and is still there.
     ), again AS (
         INSERT INTO signal (queue, channel, message_id, counted, urgent)
         SELECT v_queue, b.channel, b.message_id, b.counted, true
         FROM batch b
         WHERE b.counted IS NOT NULL AND NOT b.is_end
+        RETURNING 1
     ), news AS (
         SELECT b.channel, min(b.dequeue_at) AS at,
             (array_agg(b.message_id ORDER BY b.dequeue_at, b.message_id))[1] AS id,
@@ -86,12 +93,13 @@ BEGIN
         SELECT count(*) FILTER (WHERE NOT b.is_late) AS folded, count(*) FILTER (WHERE b.is_late) AS late,
             (array_agg(b.xid ORDER BY b.xid DESC))[1] AS last,
             count(*) FILTER (WHERE b.is_end AND b.counted >= v_counted_from) AS ended,
-            coalesce(bool_or(b.channel IS NULL), false) AS queue_changed
+            coalesce(bool_or(b.channel IS NULL), false) AS queue_changed,
+            (SELECT count(*) FROM again) AS doubtful
         FROM batch b
     )
-    SELECT pg_current_snapshot(), c.folded, c.late, c.last, c.ended, c.queue_changed,
+    SELECT pg_current_snapshot(), c.folded, c.late, c.last, c.ended, c.queue_changed, c.doubtful,
         l.channels, l.ats, l.ids, l.ended, l.changed
-    INTO v_snapshot, v_folded, v_late, v_last, ended, queue_changed, v_channels, v_ats, v_ids, v_ended, v_changed
+    INTO v_snapshot, v_folded, v_late, v_last, ended, queue_changed, v_doubtful, v_channels, v_ats, v_ids, v_ended, v_changed
     FROM counts c, news_lists l;
 
     -- What was not visible to the statement above, and what it had no room for, is for the next fold. Its own
@@ -101,9 +109,27 @@ BEGIN
     open := ARRAY(
         SELECT x FROM pg_snapshot_xip(v_snapshot) AS x WHERE x < horizon
         UNION
-        SELECT pg_current_xact_id()
+        SELECT v_xid
         UNION
         SELECT x FROM unnest(v_open) AS x WHERE v_late = max_signals);
+    -- Marked, if nobody holds it any more, it will signal its end; otherwise it is to be looked at again.
+    IF v_doubtful > 0 THEN
+        WITH doubtful AS MATERIALIZED (
+            SELECT s.ctid AS row, s.message_id, s.counted
+            FROM signal s
+            WHERE s.queue = v_queue AND s.urgent AND s.xid = v_xid AND s.message_id IS NOT NULL
+                AND s.dequeue_at IS NULL
+        ), held AS MATERIALIZED (
+            SELECT m.ctid AS row, d.counted
+            FROM (SELECT d.message_id, max(d.counted) AS counted FROM doubtful d GROUP BY d.message_id) d
+            JOIN message m ON m.id = d.message_id
+            WHERE m.leased_until IS NOT NULL
+            FOR NO KEY UPDATE OF m SKIP LOCKED
+        ), marked AS (
+            UPDATE message m SET counted = h.counted FROM held h WHERE m.ctid = h.row RETURNING m.id
+        )
+        DELETE FROM signal s USING doubtful d, marked k WHERE s.ctid = d.row AND d.message_id = k.id;
+    END IF;
     IF true = ANY (v_changed) THEN
         PERFORM scheduler_unplan(v_queue);
         SELECT r.running INTO v_running

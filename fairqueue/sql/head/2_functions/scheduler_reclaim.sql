@@ -20,6 +20,9 @@ DECLARE
     v_max_attempts CONSTANT integer := coalesce((SELECT q.max_attempts FROM queue q WHERE q.name = $1), 20);
     v_expired integer;
     v_dead bigint[];
+    v_id bigint;
+    v_error text;
+    v_end timestamptz;
 BEGIN
     WITH expired AS MATERIALIZED (
         SELECT m.ctid AS row, m.id,
@@ -37,20 +40,18 @@ BEGIN
     )
     SELECT count(*), array_agg(e.id) FILTER (WHERE e.is_dead) INTO v_expired, v_dead FROM expired e;
 
-    IF v_dead IS NOT NULL THEN
-        DECLARE
-            v_timeout CONSTANT text := current_setting('lock_timeout');
-        BEGIN
-            PERFORM set_config('lock_timeout', '100ms', true);
-            PERFORM message_finish(v_dead, 'dead', 'the lease of the last attempt ran out');
-            PERFORM set_config('lock_timeout', v_timeout, true);
-        EXCEPTION WHEN others THEN
-            -- A foreign key of the application's forbids it, or makes it wait. That must not stop the queue.
+    -- One that can't be a dead letter must not keep the others from it; nor, where it waits, the queue for long. It is
+    -- put back, and tried again when its next lease has run out.
+    IF v_dead IS NOT NULL AND scheduler_bury(v_dead) IS NOT NULL THEN
+        v_end := clock_timestamp() + interval '1 second';
+        FOREACH v_id IN ARRAY v_dead LOOP
+            EXIT WHEN clock_timestamp() > v_end;
+            v_error := scheduler_bury(ARRAY[v_id]);
             UPDATE message m
-            SET leased_until = NULL, error = format('the lease of attempt %s ran out; no dead letter: %s', m.attempt, SQLERRM)
-            FROM unnest(v_dead) AS d (id)
-            WHERE m.id = d.id;
-        END;
+            SET leased_until = NULL,
+                error = format('the lease of attempt %s ran out; no dead letter: %s', m.attempt, v_error)
+            WHERE v_error IS NOT NULL AND m.id = v_id;
+        END LOOP;
     END IF;
     more := v_expired = max_messages;
     lease_floor := coalesce(

@@ -182,6 +182,7 @@ BEGIN
             v_written := false;
         END IF;
 
+        CONTINUE WHEN v_has_urgent AND r.running >= r.max_concurrency;  -- more leases may have ended
         v_want := least(v_want, r.max_concurrency - r.running);
         EXIT WHEN v_want <= 0 OR r.paused_until > v_now;
         -- While as much is planned as the next ones will want, they take it side by side. A batch that gives its lanes
