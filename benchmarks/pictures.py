@@ -189,15 +189,24 @@ def _cost(figure: Figure, records: Sequence[Record]) -> bool:
     return True
 
 
+#: Which of the cases a panel shows.
+_PEERS_CASES: dict[str, Callable[[Iterable[Any]], Any]] = {"tenants": min, "at a time": max}
+
+
 def _peers(figure: Figure, records: Sequence[Record]) -> bool:
     panels = {
         "worst first-service place": "messages served before the last\nquiet tenant's first one",
-        "messages fetched and completed": "messages a second, fetched and\ncompleted in the best batch",
-        "messages worked on": "messages a second, by a worker",
+        "messages fetched and completed": "messages a second, fetched and completed\nin the best batch, {tenants} tenants",
+        "messages worked on": "messages a second, by a worker,\n{at a time} at a time",
     }
     for axes, (name, title) in zip(figure.subplots(1, len(panels)), panels.items(), strict=True):
+        chosen = [r for r in records if r.figure == name]
+        # Of the load that all take part in.
+        shown = {
+            key: fixed(r.case[key] for r in chosen) for key, fixed in _PEERS_CASES.items() if key in chosen[0].case
+        }
         best: dict[str, Record] = {}
-        for record in (r for r in records if r.figure == name):
+        for record in (r for r in chosen if shown.items() <= r.case.items()):
             if record.system not in best or record.value > best[record.system].value:
                 best[record.system] = record
         systems = list(reversed(best))
@@ -209,7 +218,7 @@ def _peers(figure: Figure, records: Sequence[Record]) -> bool:
         axes.grid(visible=False)
         axes.margins(x=0.2)
         axes.xaxis.set_major_locator(MaxNLocator(3))
-        axes.set_xlabel(title, fontsize=10, color=_GREY)
+        axes.set_xlabel(title.format_map(shown), fontsize=10, color=_GREY)
     return True
 
 

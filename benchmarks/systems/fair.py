@@ -14,7 +14,7 @@ from .base import SQLSystem
 
 class Fairqueue(SQLSystem):
     name = "fairqueue"
-    about = "this project"
+    about = "this project, by its SQL functions over psycopg, without SQLAlchemy"
     fair = True
 
     enqueue_sql = "INSERT INTO fairqueue.message (channel, payload) VALUES (%(channel)s, %(payload)s::jsonb)"

@@ -13,9 +13,10 @@ from .pgmq_peer import PGMQ, PGMQGroupedRR
 from .pgqueuer_peer import PgQueuer
 from .procrastinate_peer import Procrastinate, ProcrastinateLock
 
-__all__ = ["OUR_WORKER", "PEERS", "Peer", "Working"]
+__all__ = ["OUR_DEFAULT_WORKER", "OUR_WORKER", "PEERS", "Peer", "Working"]
 
 OUR_WORKER = FairqueueWorker.name
+OUR_DEFAULT_WORKER = FairqueueWorkerDefault.name
 
 PEERS: dict[str, Peer] = {
     peer.name: peer
