@@ -196,8 +196,8 @@ _PEERS_CASES: dict[str, Callable[[Iterable[Any]], Any]] = {"tenants": min, "at a
 def _peers(figure: Figure, records: Sequence[Record]) -> bool:
     panels = {
         "worst first-service place": "messages served before the last\nquiet tenant's first one",
-        "messages fetched and completed": "messages a second, fetched and completed\nin the best batch, {tenants} tenants",
-        "messages worked on": "messages a second, by a worker,\n{at a time} at a time",
+        "messages fetched and completed": "messages a second, fetched and\ncompleted in the best batch,\n{tenants} tenants",
+        "messages worked on": "messages a second,\nby a worker, {at a time} at a time",
     }
     for axes, (name, title) in zip(figure.subplots(1, len(panels)), panels.items(), strict=True):
         chosen = [r for r in records if r.figure == name]

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from .records import Record
-from .systems import SYSTEMS
+from .systems import SYSTEMS, System
 
 __all__ = ["PAGE", "load", "page", "save", "write"]
 
@@ -22,6 +22,10 @@ PAGE = "README.md"
 _WIDE = 8
 #: What is said of each scenario, not of the machine.
 _PASSING = ("time", "revision", "load before", "durable commit")
+_WHOSE_GOALS = """\
+Goals are set for some of the cases: Dequeueing's for 1,000 channels, that of Growth for two sizes, those over peers for
+each one's best batch. What the others come to is in the tables, and isn't always as good.
+"""
 _INTRODUCTION = """\
 How fair and how fast fairqueue is, beside other queues in PostgreSQL. To measure it on your machine:
 
@@ -67,13 +71,15 @@ def number(value: float | None) -> str:
     return f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"
 
 
-def page(results: Mapping[str, dict[str, Any]], modules: Mapping[str, ModuleType], abouts: Mapping[str, str]) -> str:
+def page(
+    results: Mapping[str, dict[str, Any]], modules: Mapping[str, ModuleType], systems: Mapping[str, System]
+) -> str:
     """The report."""
     parts = ["# Benchmarks", _INTRODUCTION]
     records = {name: [Record.from_dict(values) for values in result["records"]] for name, result in results.items()}
     titles = {name: (inspect.getdoc(modules[name]) or name).partition("\n") for name in results}
     if goals := _goals(records, results, {name: title for name, (title, _, _) in titles.items()}):
-        parts += ["## Goals", goals]
+        parts += ["## Goals", goals, _WHOSE_GOALS]
     parts += ["## The machine", *_machines(results)]
     for name, result in results.items():
         title, _, text = titles[name]
@@ -86,7 +92,11 @@ def page(results: Mapping[str, dict[str, Any]], modules: Mapping[str, ModuleType
     taking_part = {record.system for found in records.values() for record in found}
     parts += [
         "## The systems",
-        "\n".join(f"* **{name}**: {about}" for name, about in abouts.items() if name in taking_part),
+        "\n".join(
+            f"* {f'[{name}]({system.url})' if system.url else f'**{name}**'}: {system.about}"
+            for name, system in systems.items()
+            if name in taking_part
+        ),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 

@@ -2,8 +2,8 @@
 
 The time of one dequeue as backlog and channels grow, with channels that can't be served, and after much use. Each
 figure is the mean time of a dequeue in a large database over that in a small one of the same system, some calls by
-turns; 1 means that size doesn't matter. Completions aren't timed. A call that takes more than a few seconds ends its
-case early.
+turns; 1 means that size doesn't matter. Completions aren't timed. A turn ends after two seconds, however many calls it
+had.
 
 At batch 100, fairqueue has planned the small one ahead: one visit to a channel schedules several of its messages. That
 can't be where so many channels take turns that each message of a plan would be from another one. Channels with a limit

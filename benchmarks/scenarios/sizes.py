@@ -1,8 +1,8 @@
 """Sizes
 
-The time of one dequeue at each backlog and number of channels, over that in a small database: as in Growth, by which
-the goal goes. There is one database for each number of channels, which is filled up from backlog to backlog; messages
-are dealt out to the channels in turn, so where there are as many channels as messages each has one.
+The time of one dequeue at each backlog and number of channels, over that in a small database, as in Growth; the goal is
+set there, for two of these sizes. There is one database for each number of channels, which is filled up from backlog to
+backlog; messages are dealt out to the channels in turn, so where there are as many channels as messages each has one.
 
 A call for many messages is quick where they come from few channels: several of a channel are scheduled at once.
 """

@@ -51,6 +51,8 @@ class System(ABC):
     name: ClassVar[str]
     #: One line: what it is and where it was published.
     about: ClassVar[str]
+    #: Its home page.
+    url: ClassVar[str | None] = None
     #: Whether it means to be fair to channels.
     fair: ClassVar[bool] = False
     #: Whether one call takes and completes many; if not, a batch of n is n calls.

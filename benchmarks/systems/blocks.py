@@ -8,7 +8,7 @@ from .partition_by import BACKLOG, COMPLETE, TASKS
 
 class Blocks(SQLSystem):
     name = "blocks"
-    about = "Hatchet's block numbers: id = group + 2^20 * block, written so that the order of ids is a round robin"
+    about = "Hatchet's block numbers (same post): id = group + 2^20 * block, so that the order of ids is a round robin"
     fair = True
     schedules = False
 

@@ -29,7 +29,10 @@ BACKLOG = "SELECT count(*) FROM tasks WHERE status IN ('QUEUED', 'RUNNING')"
 
 class PartitionBy(SQLSystem):
     name = "partition-by"
-    about = "Hatchet's first attempt: row_number() OVER (PARTITION BY group_key) at each read, then SKIP LOCKED"
+    about = (
+        "Hatchet's first attempt ('An unfair advantage: multi-tenant queues in Postgres', 2024):"
+        " row_number() OVER (PARTITION BY group_key) at each read, then SKIP LOCKED; leases added"
+    )
     fair = True
     schedules = False
 

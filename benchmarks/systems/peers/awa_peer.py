@@ -33,6 +33,7 @@ class Awa(Working):
     name = "awa"
     about = "Awa: its worker with an async handler, in order of arrival"
     package = "awa-pg"
+    url = "https://github.com/hardbyte/awa"
 
     backlog_sql = "SELECT count(*) FROM awa.jobs WHERE state NOT IN ('completed', 'failed', 'cancelled')"
 

@@ -32,6 +32,7 @@ class Chancy(Working):
     name = "chancy"
     about = "Chancy: a queue for each tenant, one job at a time, its async executor, eager polling"
     package = "chancy"
+    url = "https://github.com/TkTech/chancy"
     fair = True
 
     backlog_sql = "SELECT count(*) FROM chancy_jobs WHERE state NOT IN ('succeeded', 'failed')"

@@ -18,6 +18,7 @@ class DBOS(Working):
     name = "dbos"
     about = "DBOS Transact: a queue partitioned by tenant, partition_concurrency 1 for its batched dequeue"
     package = "dbos"
+    url = "https://github.com/dbos-inc/dbos-transact-py"
     fair = True
 
     backlog_sql = "SELECT count(*) FROM dbos.workflow_status WHERE status IN ('ENQUEUED', 'PENDING')"

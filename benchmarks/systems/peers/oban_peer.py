@@ -22,6 +22,7 @@ class Oban(Working):
     name = "oban"
     about = "Oban for Python: its worker, in order of arrival"
     package = "oban"
+    url = "https://github.com/oban-bg/oban-py"
 
     backlog_sql = "SELECT count(*) FROM oban_jobs WHERE state NOT IN ('completed', 'discarded', 'cancelled')"
 

@@ -64,6 +64,7 @@ class PgBoss(Peer):
     name = "pg-boss"
     about = f"pg-boss {_VERSION} for Node.js: insert, fetch and complete"
     package = "pg-boss"
+    url = "https://github.com/timgit/pg-boss"
 
     #: What a fetch is told besides how many.
     options: ClassVar[dict[str, Any]] = {}

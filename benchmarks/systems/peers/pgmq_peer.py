@@ -21,6 +21,7 @@ class PGMQ(Peer):
     name = "pgmq"
     about = "PGMQ: read_batch and delete_batch of its Python client, in order of arrival"
     package = "pgmq"
+    url = "https://github.com/pgmq/pgmq"
 
     def install(self, dsn: str) -> None:
         from pgmq import install_pgmq_from_sql

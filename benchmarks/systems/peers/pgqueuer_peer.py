@@ -21,6 +21,7 @@ class PgQueuer(Peer):
     name = "pgqueuer"
     about = "PgQueuer: dequeue and log_jobs of its Queries, over asyncpg, in order of arrival"
     package = "pgqueuer"
+    url = "https://github.com/janbjorge/pgqueuer"
 
     def install(self, dsn: str) -> None:
         connection = self.connect(dsn)

@@ -19,6 +19,7 @@ class Procrastinate(Peer):
     name = "procrastinate"
     about = "Procrastinate: fetch_job and finish_job of its JobManager, one job a call, in order of arrival"
     package = "procrastinate"
+    url = "https://procrastinate.readthedocs.io"
     batches = False
 
     def install(self, dsn: str) -> None:
