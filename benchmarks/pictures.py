@@ -196,7 +196,7 @@ _PEERS_CASES: dict[str, Callable[[Iterable[Any]], Any]] = {"tenants": min, "at a
 def _peers(figure: Figure, records: Sequence[Record]) -> bool:
     panels = {
         "worst first-service place": "messages served before the last\nquiet tenant's first one",
-        "messages fetched and completed": "messages a second, fetched and\ncompleted in the best batch,\n{tenants} tenants",
+        "messages fetched and completed": "messages a second, completed\nin the best batch, {tenants} tenants",
         "messages worked on": "messages a second,\nby a worker, {at a time} at a time",
     }
     for axes, (name, title) in zip(figure.subplots(1, len(panels)), panels.items(), strict=True):

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from psycopg.rows import TupleRow
 
-from tests.acts import count
+from tests.acts import count, wait_until
 from tests.fixtures.connections import Raw
 
 pytestmark = pytest.mark.slow
@@ -336,6 +336,28 @@ def test_an_old_transaction_slows_nothing_down(raw: Raw, database_url: str, begi
     # What is planned has left a dead entry, and its row, for each of the 50 lanes.
     assert least(connection, limit) <= 1.5 * start + 100
     old.execute("COMMIT")
+
+
+def test_a_lease_that_is_held_slows_nothing_down(raw: Raw, database_url: str) -> None:
+    """It ran out while an open transaction has completed it. Now and then a dequeue looks, but not each of them."""
+    old, connection = raw(database_url), raw(database_url)
+    connection.autocommit = True
+    without_autovacuum(connection)
+    connection.execute(PASSING, (50, 1000))
+    held = connection.execute("SELECT id, attempt FROM fairqueue.message_dequeue(lease_seconds => 0.001)").fetchone()
+    assert held is not None
+    old.execute("SELECT * FROM fairqueue.message_complete(ARRAY[%s::bigint], ARRAY[%s])", held)
+    for _ in range(5):
+        leases(connection, 100)
+    start = least(connection, 1)
+    for _ in range(100):
+        connection.execute(PASSING, (50, 200))
+        for _ in range(2):
+            ids, attempts = leases(connection, 100)
+            connection.execute("SELECT * FROM fairqueue.message_complete(%s, %s)", (ids, attempts))
+    assert least(connection, 1) <= 1.5 * start + 20
+    old.rollback()
+    wait_until(lambda: leases(connection, 1)[0] == [held[0]])
 
 
 def plan_buffers(connection: Connection) -> list[int]:

@@ -74,6 +74,9 @@ rotation = Table(
     Column("plan_at", Integer, nullable=False),
     Column("lane_tag", BigInteger),
     Column("lane_since", BigInteger),
+    Column("held_from", DateTime(timezone=True), nullable=False, server_default=sql("'infinity'")),
+    Column("held_since", DateTime(timezone=True), nullable=False, server_default=sql("'infinity'")),
+    Column("held_at", DateTime(timezone=True), nullable=False, server_default=sql("'infinity'")),
     PrimaryKeyConstraint("queue", "turn", name="rotation_pkey"),
 )
 

@@ -20,7 +20,7 @@ CREATE TABLE rotation (
     news_open        xid8[]      NOT NULL,
     urgent_from      xid8        NOT NULL,
     urgent_open      xid8[]      NOT NULL,
-    -- No lease ends, and no waiting lane is due, before these.
+    -- No lease ends, and no waiting lane is due, before these; but for leases that ran out while somebody held them.
     lease_floor      timestamptz NOT NULL,
     due_floor        bigint      NOT NULL,
     -- Idle lanes below this tag have been removed.
@@ -48,5 +48,10 @@ CREATE TABLE rotation (
     -- has to look.
     lane_tag         bigint,
     lane_since       bigint,
+    -- The first lease that ran out while somebody held it, since when there is such a one, and when to look again: not each
+    -- time, as it may stay so for long, with more and more dead entries behind it. 'infinity': there is none.
+    held_from        timestamptz NOT NULL DEFAULT 'infinity',
+    held_since       timestamptz NOT NULL DEFAULT 'infinity',
+    held_at          timestamptz NOT NULL DEFAULT 'infinity',
     CONSTRAINT rotation_pkey PRIMARY KEY (queue, turn)
 ) WITH (autovacuum_vacuum_scale_factor = 0.05);

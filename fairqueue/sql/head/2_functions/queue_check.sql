@@ -204,7 +204,7 @@ BEGIN
     SELECT e.queue, e.channel, 'a lease below lease_floor', format('from %s on', r.lease_floor),
         format('message %s until %s', e.id, e.leased_until)
     FROM leases e LEFT JOIN rotations r ON r.queue = e.queue
-    WHERE r.queue IS NULL OR e.leased_until < r.lease_floor
+    WHERE r.queue IS NULL OR e.leased_until < least(r.lease_floor, r.held_from)
     UNION ALL
     SELECT l.queue, l.channel, 'a lane below due_floor', format('from %s on', r.due_floor), l.due::text
     FROM lanes l JOIN rotations r ON r.queue = l.queue

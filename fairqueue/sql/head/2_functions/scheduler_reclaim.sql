@@ -3,10 +3,11 @@
 -- Called by scheduler_serve, which holds the turn, when a lease may have ended. The attempt stays counted: a message
 -- that has no more of them becomes a dead letter. The trigger message_moved signals the channels, so that each waits
 -- for its place in the rotation like any other.
--- Locks: the rows it returns to ready or takes out. Rows that somebody else holds are left for a later call: a
--- completion may be on its way in a long transaction, and the fence decides afterwards.
+-- Locks: the rows it returns to ready or takes out, and the rotation of the queue, which nobody else writes. Rows that
+-- somebody else holds are left for a later call: a completion may be on its way in a long transaction, and the fence
+-- decides afterwards. The longer they have been held, the later that call is, by a sixteenth of that time.
 --
--- Returns the lower bound of all lease ends from now on, and whether leases that ran out may be left.
+-- Returns when the next lease ends, or is to be looked at again, and whether leases that ran out may be left.
 CREATE FUNCTION scheduler_reclaim(
     queue text, clock timestamptz, INOUT lease_floor timestamptz, max_messages integer, OUT more boolean
 )
@@ -16,19 +17,30 @@ AS $$
 #variable_conflict use_column
 DECLARE
     v_queue CONSTANT text := $1;
-    v_floor CONSTANT timestamptz := $3;
+    v_from timestamptz := $3;
     v_max_attempts CONSTANT integer := coalesce((SELECT q.max_attempts FROM queue q WHERE q.name = $1), 20);
     v_expired integer;
     v_dead bigint[];
     v_id bigint;
     v_error text;
     v_end timestamptz;
+    v_again boolean;
+    v_left timestamptz;
+    r record;
 BEGIN
+    SELECT t.turn, t.held_from, t.held_since, t.held_at INTO r
+    FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
+    v_again := r.held_at <= clock;
+    IF v_again THEN
+        v_from := least(v_from, r.held_from);
+        r.held_from := 'infinity';
+        r.held_at := 'infinity';
+    END IF;
     WITH expired AS MATERIALIZED (
         SELECT m.ctid AS row, m.id,
             m.attempt::bigint - m.forgiven >= coalesce(m.max_attempts, v_max_attempts) AS is_dead
         FROM message m
-        WHERE m.queue = v_queue AND m.leased_until >= v_floor AND m.leased_until <= clock
+        WHERE m.queue = v_queue AND m.leased_until >= v_from AND m.leased_until <= clock
         ORDER BY m.leased_until
         LIMIT max_messages
         FOR UPDATE SKIP LOCKED
@@ -54,10 +66,27 @@ BEGIN
         END LOOP;
     END IF;
     more := v_expired = max_messages;
-    lease_floor := coalesce(
-        (SELECT m.leased_until FROM message m
-         WHERE m.queue = v_queue AND m.leased_until >= v_floor
-         ORDER BY m.leased_until LIMIT 1),
-        'infinity');
+    v_left := (
+        SELECT m.leased_until FROM message m
+        WHERE m.queue = v_queue AND m.leased_until >= v_from
+        ORDER BY m.leased_until LIMIT 1);
+    IF more THEN
+        lease_floor := coalesce(v_left, 'infinity');
+        RETURN;
+    ELSIF v_left <= clock THEN
+        r.held_from := least(r.held_from, v_left);
+        r.held_since := least(r.held_since, clock);
+        r.held_at := least(r.held_at, clock + greatest(interval '10 ms', (clock - r.held_since) / 16));
+        v_left := (
+            SELECT m.leased_until FROM message m
+            WHERE m.queue = v_queue AND m.leased_until > clock
+            ORDER BY m.leased_until LIMIT 1);
+    ELSIF v_again THEN
+        r.held_since := 'infinity';
+    END IF;
+    UPDATE rotation t
+    SET held_from = r.held_from, held_since = r.held_since, held_at = r.held_at
+    WHERE t.queue = v_queue AND t.turn = r.turn AND t.held_at <> r.held_at;
+    lease_floor := least(v_left, r.held_at);
 END
 $$;
