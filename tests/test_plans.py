@@ -349,13 +349,13 @@ def test_a_lease_that_is_held_slows_nothing_down(raw: Raw, database_url: str) ->
     old.execute("SELECT * FROM fairqueue.message_complete(ARRAY[%s::bigint], ARRAY[%s])", held)
     for _ in range(5):
         leases(connection, 100)
-    start = least(connection, 1)
     for _ in range(100):
         connection.execute(PASSING, (50, 200))
         for _ in range(2):
             ids, attempts = leases(connection, 100)
             connection.execute("SELECT * FROM fairqueue.message_complete(%s, %s)", (ids, attempts))
-    assert least(connection, 1) <= 1.5 * start + 20
+    # They are 34, before PostgreSQL 17 83; if each dequeue looked, 110 and 210, and more with each message that passes.
+    assert least(connection, 1) <= 95
     old.rollback()
     wait_until(lambda: leases(connection, 1)[0] == [held[0]])
 
