@@ -221,9 +221,10 @@ def test_a_lease_that_was_held_is_looked_at_no_more(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("end", ["commit", "rollback"])
 @pytest.mark.parametrize("limited", [limit, limit_queue])
 def test_more_leases_are_held_than_are_looked_at_in_one_go(
-    session: Session, other: psycopg.Connection, limited: Callable[[Session, int | None], None]
+    session: Session, other: psycopg.Connection, limited: Callable[[Session, int | None], None], end: str
 ) -> None:
     """A dequeue comes to an end, and once they are over there is room again."""
     sql(session, "INSERT INTO fairqueue.message (channel) SELECT 'acme' FROM generate_series(1, 20100)")
@@ -236,7 +237,13 @@ def test_more_leases_are_held_than_are_looked_at_in_one_go(
     session.execute(text("SET statement_timeout = '60s'"))
     for _ in range(3):
         assert leases(session) == []
-    other.commit()
+    getattr(other, end)()
+    if end == "rollback":
+        for _ in range(2):
+            assert leases(session) == []
+        assert session.scalar(text("SELECT count(*) FROM fairqueue.signal")) == 0
+        session.execute(text("SELECT count(*) FROM fairqueue.message_complete(:ids, :attempts)"), pairs)
+        session.commit()
     (only,) = leases(session)
     check_all_served(session, [only])
 

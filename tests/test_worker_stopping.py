@@ -220,6 +220,28 @@ class TestEmbedding:
         maintenance.dispose()
         assert is_empty(session)
 
+    def test_before_the_schema_is_there(
+        self, postgres: Postgres, empty_database_url: str, engine_of: EngineOf, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Nor does the block wait for that, where it didn't for the database: the worker begins when it is there."""
+        engine = engine_of("plain", url=empty_database_url)
+        app = fq.Worker(engine, poll=0.05)
+        done = threading.Event()
+        app.handler(lambda _: done.set())
+        closed = f'ALTER DATABASE "{engine.url.database}" ALLOW_CONNECTIONS'
+        maintenance = create_engine(postgres.url, isolation_level="AUTOCOMMIT")
+        with maintenance.connect() as connection:
+            connection.execute(text(f"{closed} false"))
+            with app:
+                connection.execute(text(f"{closed} true"))
+                wait_until(lambda: "has no fairqueue" in caplog.text)
+                with Session(engine) as session:
+                    schema.install(session.connection())
+                    fq.enqueue(session, "acme")
+                    session.commit()
+                assert done.wait(30)
+        maintenance.dispose()
+
     def test_stopped_from_elsewhere(self, session: Session, worker_of: WorkerOf) -> None:
         """From another thread, which may be the handler's; a stop of a worker that doesn't run does nothing."""
         app = worker_of("plain", lambda *_: app.stop())

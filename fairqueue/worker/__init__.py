@@ -31,7 +31,8 @@ raise :class:`Retry`, :class:`DeadLetter`, :class:`Cancel` and :class:`Defer` to
     with app:                                           # the same, in a thread with an event loop of its own
         ...
 
-Neither waits for a database that can't be reached: the worker goes on trying, and says so in the log.
+Neither waits for a database that can't be reached: the worker goes on trying, and says so in the log. Give the engine a
+``connect_timeout``, as drivers are patient with a host that doesn't answer.
 
 **When it stops.** On SIGTERM or SIGINT it takes on nothing more and finishes what it has, for ``grace`` seconds at
 most; then it hands the rest back, with no attempt used up. :meth:`Worker.run` returns 0 if all were finished, 3 if not.
@@ -64,16 +65,17 @@ from typing import Any, Self, TypeVar, overload
 import anyio
 from anyio.abc import TaskStatus
 from sqlalchemy import Engine
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
-from fairqueue.errors import FairqueueError, InvalidValue
+from fairqueue.errors import FairqueueError, InvalidValue, SchemaVersionError
 from fairqueue.models import Message, TypedMessage, check_message_type
 from fairqueue.models.base import check_count, check_flag, check_name, schema_of
 from fairqueue.schedule import check_seconds
 from fairqueue.schema import check_dialect, verify
 
-from .database import CLOSING
+from .database import CLOSING, backoff, in_a_line
 from .decisions import Cancel, DeadLetter, Decision, Defer, Retry, apply
 from .handlers import Errors, Handled, Handler
 from .running import Run
@@ -213,26 +215,40 @@ class Worker:
             raise FairqueueError(f"the worker of queue {self.queue!r} is running already")
         self._check_pool(self.registered)
         self._run = run = Run(self)
-        begun = False
+        begun = anyio.Event()
 
         def begin() -> None:  # also where there is no database yet: a web application doesn't wait for it
-            nonlocal begun
-            if not begun:
-                begun = True
+            if not begun.is_set():
+                begun.set()
                 task_status.started()
 
         try:
             with run.looking:  # a stop doesn't wait for a server that hangs
-                look = partial(run.database.insist, "look at the schema", self._verify)
-                await look(patience=1, until=run.stopping, lost=begin)
+                await self._look(run, begun, begin)
             return await run(begin)
         except Exception:
-            if begun:  # who awaits this task may do so at the very end only, and it has to be known now
+            if begun.is_set():  # who awaits this task may do so at the very end only, and it has to be known now
                 log.exception("%s has failed, and works no more", self.name)
             raise
         finally:
             run.threads.close()
             self._run = None
+
+    async def _look(self, run: Run, begun: anyio.Event, begin: Callable[[], None]) -> None:
+        """Wait for the database; and for its schema and rights, if whoever started the worker waits no more."""
+        failures = 0
+        while not run.stopping.is_set():
+            try:
+                look = partial(run.database.insist, "look at the schema", self._verify)
+                await look(patience=1, until=run.stopping, lost=begin)
+                return
+            except (SchemaVersionError, SQLAlchemyError) as error:
+                if not begun.is_set():
+                    raise
+                failures += 1
+                log.error("%s can't begin, and tries again: %s", self.name, in_a_line(error))
+                with anyio.move_on_after(backoff(failures)):
+                    await run.stopping.wait()
 
     def stop(self) -> None:
         """Take on no more messages and end when those at hand are done; again: don't wait for them.

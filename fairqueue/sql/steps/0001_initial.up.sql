@@ -2126,6 +2126,7 @@ DECLARE
     v_ids bigint[] := $1;
     v_queue CONSTANT text := $2;
     v_channel CONSTANT text := $3;
+    v_now CONSTANT bigint := unix_ms(clock());
     v_found bigint[];
     v_done bigint[];
 BEGIN
@@ -2153,7 +2154,7 @@ BEGIN
         INSERT INTO message (id, queue, channel, key, payload, body, dequeue_at, cost, max_attempts, backoff, attempt,
             forgiven, first_leased_at, worker, state, error, created_at)
         OVERRIDING SYSTEM VALUE
-        SELECT d.id, d.queue, d.channel, d.key, d.payload, d.body, unix_ms(clock()), d.cost, d.max_attempts, d.backoff,
+        SELECT d.id, d.queue, d.channel, d.key, d.payload, d.body, v_now, d.cost, d.max_attempts, d.backoff,
             d.attempt, d.attempt, d.first_leased_at, d.worker, d.state, d.error, d.created_at
         FROM dead d
         ORDER BY d.queue COLLATE "C", d.channel COLLATE "C", d.key COLLATE "C", d.id
@@ -2398,6 +2399,7 @@ BEGIN
         format('message %s until %s', e.id, e.leased_until)
     FROM leases e LEFT JOIN rotations r ON r.queue = e.queue
     WHERE r.queue IS NULL OR e.leased_until < least(r.lease_floor, r.held_from)
+        OR (e.leased_until < r.lease_floor AND r.lease_floor > r.held_at)
     UNION ALL
     SELECT l.queue, l.channel, 'a lane below due_floor', format('from %s on', r.due_floor), l.due::text
     FROM lanes l JOIN rotations r ON r.queue = l.queue
@@ -2900,15 +2902,19 @@ BEGIN
             WHERE s.queue = v_queue AND s.urgent AND s.xid = v_xid AND s.message_id IS NOT NULL
                 AND s.dequeue_at IS NULL
         ), held AS MATERIALIZED (
-            SELECT m.ctid AS row, d.counted
-            FROM (SELECT d.message_id, max(d.counted) AS counted FROM doubtful d GROUP BY d.message_id) d
+            SELECT m.ctid AS row, d.counted, d.signals
+            FROM (
+                SELECT d.message_id, max(d.counted) AS counted, array_agg(d.row) AS signals
+                FROM doubtful d GROUP BY d.message_id) d
             JOIN message m ON m.id = d.message_id
-            WHERE m.leased_until IS NOT NULL
+            WHERE m.leased_until IS NOT NULL AND coalesce(m.counted, -1) < d.counted
             FOR NO KEY UPDATE OF m SKIP LOCKED
         ), marked AS (
-            UPDATE message m SET counted = h.counted FROM held h WHERE m.ctid = h.row RETURNING m.id
+            UPDATE message m SET counted = h.counted FROM held h WHERE m.ctid = h.row RETURNING h.signals
         )
-        DELETE FROM signal s USING doubtful d, marked k WHERE s.ctid = d.row AND d.message_id = k.id;
+        DELETE FROM signal s
+        USING (SELECT unnest(k.signals) AS row FROM marked k) k
+        WHERE s.ctid = k.row;
     END IF;
     IF true = ANY (v_changed) THEN
         PERFORM scheduler_unplan(v_queue);
@@ -3120,7 +3126,8 @@ $$;
 -- for its place in the rotation like any other.
 -- Locks: the rows it returns to ready or takes out, and the rotation of the queue, which nobody else writes. Rows that
 -- somebody else holds are left for a later call: a completion may be on its way in a long transaction, and the fence
--- decides afterwards. The longer they have been held, the later that call is, by a sixteenth of that time.
+-- decides afterwards. The longer one has been held, the later that call is, by a sixteenth of that time, 10 minutes at
+-- most.
 --
 -- Returns when the next lease ends, or is to be looked at again, and whether leases that ran out may be left.
 CREATE FUNCTION scheduler_reclaim(
@@ -3180,18 +3187,19 @@ BEGIN
             WHERE v_error IS NOT NULL AND m.id = v_id;
         END LOOP;
     END IF;
-    more := v_expired = max_messages;
+    more := v_expired = max_messages AND (v_end IS NULL OR clock_timestamp() <= v_end);
     v_left := (
         SELECT m.leased_until FROM message m
         WHERE m.queue = v_queue AND m.leased_until >= v_from
         ORDER BY m.leased_until LIMIT 1);
     IF more THEN
-        lease_floor := coalesce(v_left, 'infinity');
+        lease_floor := least(v_left, r.held_at);
         RETURN;
     ELSIF v_left <= clock THEN
         r.held_from := least(r.held_from, v_left);
-        r.held_since := least(r.held_since, clock);
-        r.held_at := least(r.held_at, clock + greatest(interval '10 ms', (clock - r.held_since) / 16));
+        r.held_since := greatest(least(r.held_since, clock), r.held_from);
+        r.held_at := least(r.held_at, clock
+            + least(greatest(interval '10 ms', (clock - r.held_since) / 16), interval '10 minutes'));
         v_left := (
             SELECT m.leased_until FROM message m
             WHERE m.queue = v_queue AND m.leased_until > clock
@@ -3201,7 +3209,8 @@ BEGIN
     END IF;
     UPDATE rotation t
     SET held_from = r.held_from, held_since = r.held_since, held_at = r.held_at
-    WHERE t.queue = v_queue AND t.turn = r.turn AND t.held_at <> r.held_at;
+    WHERE t.queue = v_queue AND t.turn = r.turn
+        AND (t.held_from, t.held_since, t.held_at) <> (r.held_from, r.held_since, r.held_at);
     lease_floor := least(v_left, r.held_at);
 END
 $$;

@@ -21,6 +21,7 @@ DECLARE
     v_ids bigint[] := $1;
     v_queue CONSTANT text := $2;
     v_channel CONSTANT text := $3;
+    v_now CONSTANT bigint := unix_ms(clock());
     v_found bigint[];
     v_done bigint[];
 BEGIN
@@ -48,7 +49,7 @@ BEGIN
         INSERT INTO message (id, queue, channel, key, payload, body, dequeue_at, cost, max_attempts, backoff, attempt,
             forgiven, first_leased_at, worker, state, error, created_at)
         OVERRIDING SYSTEM VALUE
-        SELECT d.id, d.queue, d.channel, d.key, d.payload, d.body, unix_ms(clock()), d.cost, d.max_attempts, d.backoff,
+        SELECT d.id, d.queue, d.channel, d.key, d.payload, d.body, v_now, d.cost, d.max_attempts, d.backoff,
             d.attempt, d.attempt, d.first_leased_at, d.worker, d.state, d.error, d.created_at
         FROM dead d
         ORDER BY d.queue COLLATE "C", d.channel COLLATE "C", d.key COLLATE "C", d.id

@@ -205,6 +205,7 @@ BEGIN
         format('message %s until %s', e.id, e.leased_until)
     FROM leases e LEFT JOIN rotations r ON r.queue = e.queue
     WHERE r.queue IS NULL OR e.leased_until < least(r.lease_floor, r.held_from)
+        OR (e.leased_until < r.lease_floor AND r.lease_floor > r.held_at)
     UNION ALL
     SELECT l.queue, l.channel, 'a lane below due_floor', format('from %s on', r.due_floor), l.due::text
     FROM lanes l JOIN rotations r ON r.queue = l.queue

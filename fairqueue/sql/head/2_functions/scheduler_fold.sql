@@ -120,15 +120,19 @@ BEGIN
             WHERE s.queue = v_queue AND s.urgent AND s.xid = v_xid AND s.message_id IS NOT NULL
                 AND s.dequeue_at IS NULL
         ), held AS MATERIALIZED (
-            SELECT m.ctid AS row, d.counted
-            FROM (SELECT d.message_id, max(d.counted) AS counted FROM doubtful d GROUP BY d.message_id) d
+            SELECT m.ctid AS row, d.counted, d.signals
+            FROM (
+                SELECT d.message_id, max(d.counted) AS counted, array_agg(d.row) AS signals
+                FROM doubtful d GROUP BY d.message_id) d
             JOIN message m ON m.id = d.message_id
-            WHERE m.leased_until IS NOT NULL
+            WHERE m.leased_until IS NOT NULL AND coalesce(m.counted, -1) < d.counted
             FOR NO KEY UPDATE OF m SKIP LOCKED
         ), marked AS (
-            UPDATE message m SET counted = h.counted FROM held h WHERE m.ctid = h.row RETURNING m.id
+            UPDATE message m SET counted = h.counted FROM held h WHERE m.ctid = h.row RETURNING h.signals
         )
-        DELETE FROM signal s USING doubtful d, marked k WHERE s.ctid = d.row AND d.message_id = k.id;
+        DELETE FROM signal s
+        USING (SELECT unnest(k.signals) AS row FROM marked k) k
+        WHERE s.ctid = k.row;
     END IF;
     IF true = ANY (v_changed) THEN
         PERFORM scheduler_unplan(v_queue);

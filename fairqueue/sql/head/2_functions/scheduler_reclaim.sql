@@ -5,7 +5,8 @@
 -- for its place in the rotation like any other.
 -- Locks: the rows it returns to ready or takes out, and the rotation of the queue, which nobody else writes. Rows that
 -- somebody else holds are left for a later call: a completion may be on its way in a long transaction, and the fence
--- decides afterwards. The longer they have been held, the later that call is, by a sixteenth of that time.
+-- decides afterwards. The longer one has been held, the later that call is, by a sixteenth of that time, 10 minutes at
+-- most.
 --
 -- Returns when the next lease ends, or is to be looked at again, and whether leases that ran out may be left.
 CREATE FUNCTION scheduler_reclaim(
@@ -65,18 +66,19 @@ BEGIN
             WHERE v_error IS NOT NULL AND m.id = v_id;
         END LOOP;
     END IF;
-    more := v_expired = max_messages;
+    more := v_expired = max_messages AND (v_end IS NULL OR clock_timestamp() <= v_end);
     v_left := (
         SELECT m.leased_until FROM message m
         WHERE m.queue = v_queue AND m.leased_until >= v_from
         ORDER BY m.leased_until LIMIT 1);
     IF more THEN
-        lease_floor := coalesce(v_left, 'infinity');
+        lease_floor := least(v_left, r.held_at);
         RETURN;
     ELSIF v_left <= clock THEN
         r.held_from := least(r.held_from, v_left);
-        r.held_since := least(r.held_since, clock);
-        r.held_at := least(r.held_at, clock + greatest(interval '10 ms', (clock - r.held_since) / 16));
+        r.held_since := greatest(least(r.held_since, clock), r.held_from);
+        r.held_at := least(r.held_at, clock
+            + least(greatest(interval '10 ms', (clock - r.held_since) / 16), interval '10 minutes'));
         v_left := (
             SELECT m.leased_until FROM message m
             WHERE m.queue = v_queue AND m.leased_until > clock
@@ -86,7 +88,8 @@ BEGIN
     END IF;
     UPDATE rotation t
     SET held_from = r.held_from, held_since = r.held_since, held_at = r.held_at
-    WHERE t.queue = v_queue AND t.turn = r.turn AND t.held_at <> r.held_at;
+    WHERE t.queue = v_queue AND t.turn = r.turn
+        AND (t.held_from, t.held_since, t.held_at) <> (r.held_from, r.held_since, r.held_at);
     lease_floor := least(v_left, r.held_at);
 END
 $$;
