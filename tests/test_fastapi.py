@@ -64,8 +64,8 @@ async def test_flushes_raise_our_errors(async_engine: AsyncEngine) -> None:
             await db.commit()
 
 
-async def test_a_database_that_cannot_be_reached() -> None:
-    """The application starts, answers, and ends."""
+async def test_a_database_that_cannot_be_reached(caplog: pytest.LogCaptureFixture) -> None:
+    """The application starts, and ends; the log says what the worker waits for."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))  # and doesn't listen
         engine = create_async_engine(f"postgresql+psycopg://u:p@127.0.0.1:{probe.getsockname()[1]}/d")
@@ -74,7 +74,7 @@ async def test_a_database_that_cannot_be_reached() -> None:
         with anyio.fail_after(30):
             lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]] = with_worker(worker)
             async with lifespan(FastAPI()):
-                pass
+                assert "can't look at the schema, trying again" in caplog.text
         await engine.dispose()
 
 
