@@ -131,3 +131,32 @@ def test_one_that_is_lost(session: Session, worker_of: WorkerOf, caplog: pytest.
         go.set()
         assert wait_for_endings(session, 3) == {"completed": 2, "cancelled": 1}
     assert began == [first, third]
+
+
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_a_report_that_takes_long(kind: str, session: Session, engine: Engine, worker_of: WorkerOf) -> None:
+    """Meanwhile as many more begin as there are slots; and then no more, as what isn't reported may be done again."""
+    ids = put(session, "acme", 6)
+    begun, go = threading.Event(), threading.Event()
+    began: list[int] = []
+
+    def body(message: Any, _: Any) -> None:
+        began.append(message.id)
+        begun.set()
+        if message.id == ids[0]:
+            go.wait(30)
+
+    app = worker_of(kind, body, concurrency=1, poll=300)
+    with Session(engine) as holder, app:
+        assert begun.wait(30)
+        holder.execute(select(fq.Message.id).where(fq.Message.id == ids[0]).with_for_update())
+        go.set()
+        wait_until(lambda: began == ids[:2])
+        run = app._run
+        assert run is not None
+        wait_until(lambda: len(run.unreported) == 2)
+        assert run.free() == 0
+        assert leased(session) == 2
+        holder.rollback()
+        assert wait_for_endings(session, 6) == {"completed": 6}
+    assert began == ids

@@ -3,11 +3,12 @@
 * The *fetcher* leases as many messages as there are free places: ``concurrency`` and ``prefetch`` together. It asks
   again when half of what stands by has been begun. When it gets fewer, there is nothing more to do, and it waits: for a
   notification, for one of our own messages to end (which may make room under a limit), or the next poll.
-* A *job* is a message in a place, from its lease until its end is in the database. Only then is the place free: what
-  can't be reported is not taken on. ``concurrency`` of them run at a time, the others stand by in the order in which
-  they were leased. A slot goes on with what stands by until nothing does; a thread does so by itself, and leaves to
-  the event loop what became of each.
-* The *reporter* sends decisions to the database in batches: all that have come while it sent the last ones.
+* A *job* is a message, from its lease until its end is in the database. It has a place until what becomes of it is
+  decided. ``concurrency`` of them run at a time, the others stand by in the order in which they were leased. A slot
+  goes on with what stands by until nothing does; a thread does so by itself, and leaves to the event loop what became
+  of each.
+* The *reporter* sends decisions to the database in batches: all that have come while it sent the last ones. The fetcher
+  doesn't wait for it, unless more than ``concurrency`` are to be reported: what can't be is not taken on for long.
 * The *heart* extends the leases of all jobs, each third of a lease.
 """
 
@@ -113,6 +114,8 @@ class Run:
         self.collecting = False
         self.busy = 0
         self.decisions: list[tuple[Job, Decision]] = []
+        #: Those that are decided, until it is in the database.
+        self.unreported: set[Job] = set()
         self.unfinished: set[Job] = set()
         self.fetching = True
         self.news = Signal()  # for the fetcher
@@ -165,9 +168,9 @@ class Run:
 
     async def fetch(self, tasks: TaskGroup) -> None:
         while not self.stopping.is_set():
-            free = self.worker.concurrency + self.worker.prefetch - len(self.jobs)
+            free = self.free()
             # Where something stands by, the next call can wait until it is worth its while.
-            if free == 0 or (self.standby and free <= self.worker.prefetch // 2):
+            if free <= 0 or (self.standby and free <= self.worker.prefetch // 2):
                 await self.news.wait()
                 continue
             limit = min(free, _LARGEST_BATCH)
@@ -184,6 +187,11 @@ class Run:
                 await self.idle()
         self.fetching = False
         self.releases.set()
+
+    def free(self) -> int:
+        """How many more messages there are places for."""
+        concurrency, unreported = self.worker.concurrency, len(self.unreported)
+        return concurrency + self.worker.prefetch - (len(self.jobs) - min(unreported, concurrency))
 
     def start(self, tasks: TaskGroup) -> None:
         """Run what stands by, as far as there are slots."""
@@ -276,14 +284,18 @@ class Run:
         if not job.decided:
             job.decided = True
             self.decisions.append((job, decision))
+            self.unreported.add(job)
             self.reports.set()
+            if not self.waiting:  # else for nothing, as long as it isn't reported
+                self.news.set()
 
     def ended(self, job: Job, decision: Decision, outcome: Outcome | None) -> None:
-        """Its end is in the database, or there is no point in trying: the slot is free."""
+        """Its end is in the database, or there is no point in trying."""
         if outcome is not None and outcome not in decision.outcomes and decision is not _HAND_BACK:
             log.warning("%s: the lease was over (%s), so this attempt doesn't count", job, outcome)
         job.decided = True
         self.jobs.discard(job)
+        self.unreported.discard(job)
         self.news.set()
         self.releases.set()
 
