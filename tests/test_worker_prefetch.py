@@ -6,6 +6,7 @@ from contextvars import ContextVar
 from typing import Any
 
 import pytest
+from anyio import to_thread
 from sqlalchemy import Engine, select
 from sqlalchemy.orm import Session
 
@@ -147,7 +148,7 @@ def test_a_report_that_takes_long(kind: str, session: Session, engine: Engine, w
             go.wait(30)
 
     app = worker_of(kind, body, concurrency=1, poll=300)
-    with Session(engine) as holder, app:
+    with app, Session(engine) as holder:
         assert begun.wait(30)
         holder.execute(select(fq.Message.id).where(fq.Message.id == ids[0]).with_for_update())
         go.set()
@@ -160,3 +161,43 @@ def test_a_report_that_takes_long(kind: str, session: Session, engine: Engine, w
         holder.rollback()
         assert wait_for_endings(session, 6) == {"completed": 6}
     assert began == ids
+
+
+def test_nothing_more_is_there(session: Session, worker_of: WorkerOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handler that ends while the worker looks for more is no reason to look again, before it is reported."""
+    first, second = put(session, "acme", 2)
+    looks: list[int] = []
+    ends = {first: threading.Event(), second: threading.Event()}
+    looked, report = threading.Event(), threading.Event()
+    dequeue, send = Run.dequeue, Run.send
+
+    async def look(run: Run, limit: int) -> list[Any]:
+        looks.append(limit)
+        if len(looks) == 2:
+            await to_thread.run_sync(looked.wait, 30)
+        return await dequeue(run, limit)
+
+    async def hold(run: Run, batch: Any) -> None:
+        await to_thread.run_sync(report.wait, 30)
+        await send(run, batch)
+
+    monkeypatch.setattr(Run, "dequeue", look)
+    monkeypatch.setattr(Run, "send", hold)
+    app = worker_of("plain", lambda message, _: ends[message.id].wait(30), concurrency=2, poll=300, notify=False)
+    with app:
+        wait_until(lambda: leased(session) == 2)
+        run = app._run
+        assert run is not None
+        ends[first].set()
+        wait_until(lambda: len(looks) == 2)
+        ends[second].set()
+        wait_until(lambda: len(run.unreported) == 2)
+        looked.set()
+        wait_until(lambda: run.waiting)
+        for _ in range(10):  # what the event loop had to do is done
+            turned = threading.Event()
+            run.threads.call_soon(turned.set)
+            assert turned.wait(30)
+        assert looks == [2, 1]
+        report.set()
+        assert wait_for_endings(session, 2) == {"completed": 2}

@@ -103,7 +103,8 @@ class Cancel(_Reasoned):
 class Defer(Decision):
     """The work is to go on later; no failure, and no attempt used up.
 
-    :param delay: seconds or a timedelta; None: at once, in the place that the message had in its channel.
+    :param delay: seconds or a timedelta; None: at once, in the place that the message had in its channel, but after
+        what the worker has leased meanwhile.
     :param state: JSON that the next attempt finds in ``message.state``; None leaves what is there.
     """
 

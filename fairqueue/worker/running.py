@@ -8,7 +8,8 @@
   goes on with what stands by until nothing does; a thread does so by itself, and leaves to the event loop what became
   of each.
 * The *reporter* sends decisions to the database in batches: all that have come while it sent the last ones. The fetcher
-  doesn't wait for it, unless more than ``concurrency`` are to be reported: what can't be is not taken on for long.
+  doesn't wait for it; but of those to be reported, all beyond ``concurrency`` keep their places, so that what can't be
+  reported isn't taken on for long.
 * The *heart* extends the leases of all jobs, each third of a lease.
 """
 
@@ -59,7 +60,7 @@ _LARGEST_BATCH = 1_000
 
 
 class Job:
-    """A message in a slot."""
+    """A message that we have leased."""
 
     def __init__(self, message: LeasedMessage[Any]) -> None:
         self.message = message
@@ -125,7 +126,8 @@ class Run:
         #: The look at the schema, which comes first.
         self.looking = anyio.CancelScope()
         self.grace = anyio.CancelScope()
-        self.waiting = False
+        #: The fetcher waits for something to do, or for a place.
+        self.waiting = self.full = False
         self.listener: Listener | None = None
         if worker.notify and can_listen(worker.engine):
             self.listener = Listener(self.database, worker.queue, self.news.set, busy=lambda: not self.waiting)
@@ -171,7 +173,9 @@ class Run:
             free = self.free()
             # Where something stands by, the next call can wait until it is worth its while.
             if free <= 0 or (self.standby and free <= self.worker.prefetch // 2):
+                self.full = True
                 await self.news.wait()
+                self.full = False
                 continue
             limit = min(free, _LARGEST_BATCH)
             batch = await self.dequeue(limit)
@@ -286,7 +290,7 @@ class Run:
             self.decisions.append((job, decision))
             self.unreported.add(job)
             self.reports.set()
-            if not self.waiting:  # else for nothing, as long as it isn't reported
+            if self.full:  # else nothing more is there, as long as this isn't reported; or the fetcher will see
                 self.news.set()
 
     def ended(self, job: Job, decision: Decision, outcome: Outcome | None) -> None:
