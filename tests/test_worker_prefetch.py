@@ -15,7 +15,7 @@ from fairqueue.worker.running import Run
 from tests.acts import lease_of, put, put_all, wait_until
 from tests.fixtures.workers import WorkerOf
 from tests.invariants import check_invariants
-from tests.working import endings, leased, wait_for_endings
+from tests.working import RARELY, endings, leased, wait_for_endings
 
 TENANT: ContextVar[str | None] = ContextVar("tenant", default=None)
 KINDS = ("plain", "plain session", "async")
@@ -26,7 +26,7 @@ def test_what_stands_by_runs_in_its_order(kind: str, session: Session, worker_of
     """No more at a time than slots, and in the order in which the queue served them, which is fair."""
     put_all(session, {"noisy": 20, "quiet": 3})
     began: list[str] = []
-    with worker_of(kind, lambda message, _: began.append(message.channel), concurrency=1, prefetch=7, poll=300):
+    with worker_of(kind, lambda message, _: began.append(message.channel), concurrency=1, prefetch=7, poll=RARELY):
         assert wait_for_endings(session, 23) == {"completed": 23}
     assert began == ["noisy", "quiet"] * 3 + ["noisy"] * 17
 
@@ -70,7 +70,7 @@ def test_what_comes_as_a_thread_ends(
 ) -> None:
     """The thread has found nothing more, but its slot isn't free yet; and the fetcher has as much as it wants."""
     put(session, "acme")
-    app = worker_of("plain", lambda *_: None, concurrency=1, prefetch=2, poll=300)
+    app = worker_of("plain", lambda *_: None, concurrency=1, prefetch=2, poll=RARELY)
     original = Run.handle_in_thread
     late = [1]
 
@@ -147,7 +147,7 @@ def test_a_report_that_takes_long(kind: str, session: Session, engine: Engine, w
         if message.id == ids[0]:
             go.wait(30)
 
-    app = worker_of(kind, body, concurrency=1, poll=300)
+    app = worker_of(kind, body, concurrency=1, poll=RARELY)
     with app, Session(engine) as holder:
         assert begun.wait(30)
         holder.execute(select(fq.Message.id).where(fq.Message.id == ids[0]).with_for_update())
@@ -183,7 +183,7 @@ def test_nothing_more_is_there(session: Session, worker_of: WorkerOf, monkeypatc
 
     monkeypatch.setattr(Run, "dequeue", look)
     monkeypatch.setattr(Run, "send", hold)
-    app = worker_of("plain", lambda message, _: ends[message.id].wait(30), concurrency=2, poll=300, notify=False)
+    app = worker_of("plain", lambda message, _: ends[message.id].wait(30), concurrency=2, poll=RARELY, notify=False)
     with app:
         wait_until(lambda: leased(session) == 2)
         run = app._run

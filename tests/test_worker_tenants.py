@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 import fairqueue as fq
 from tests.acts import put, put_all, wait_until
 from tests.fixtures.workers import EngineOf
-from tests.working import wait_for_endings
+from tests.working import RARELY, wait_for_endings
 
 OTHERS = {f"tenant{number}": 5 for number in range(5)}
 
@@ -61,7 +61,7 @@ def test_the_tenant_goes_on_too(asynchronous: bool, session: Session, engine_of:
     session.add(fq.Channel(name="hangs", max_concurrency=1))
     put(session, "hangs", 4)
     go, hanging = threading.Event(), list[int]()
-    app = fq.Worker(engine_of("async" if asynchronous else "plain"), concurrency=3, poll=300)
+    app = fq.Worker(engine_of("async" if asynchronous else "plain"), concurrency=3, poll=RARELY)
     hanging_worker(app, asynchronous, go, hanging)
     with app:
         wait_until(lambda: hanging)
