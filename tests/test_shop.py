@@ -46,6 +46,9 @@ Kind = Literal["good", "virus", "empty"]
 TEXTS: dict[Kind, str] = {"good": "one two three", "virus": "a virus", "empty": ""}
 #: What each is answered while all is well: the latter two fail after they have enqueued.
 ANSWERS: dict[Kind, int] = {"good": 202, "virus": 422, "empty": 500}
+#: What else: Flask-SQLAlchemy rolls back what was refused when Flask's error handlers have had their turn. If the
+#: database goes away just then, nobody is left to say 503.
+ALSO: set[tuple[Kind, int | None]] = {("virus", 500)}
 
 
 @dataclass
@@ -262,13 +265,14 @@ def test_the_shop(own_server: embedded.Server, shop: Shop) -> None:
             crowd.closed = True
         done.result()
 
-    wrong = [upload for upload in crowd.uploads if not upload.unknown and upload.status != ANSWERS[upload.kind]]
-    assert wrong == [], "".join(shop.lines[-200:])
+    answers = Counter((upload.kind, upload.status) for upload in crowd.uploads if not upload.unknown)
+    print(answers)
+    assert answers.keys() - ALSO == set(ANSWERS.items()), f"{answers}\n" + "".join(shop.lines[-200:])
+    assert answers["virus", 422] > answers["virus", 500]
     with Session(engine) as session:
         wait_until(lambda: live(session) == 0, 60)
     check_books(engine, crowd.uploads)
     engine.dispose()
-    print(Counter((upload.kind, upload.status) for upload in crowd.uploads))
 
     processes = [int(match[1]) for line in shop.lines if (match := re.search(r": process (\d+)", line))]
     assert shop.stop() == 0, "".join(shop.lines)
