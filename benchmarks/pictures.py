@@ -210,7 +210,7 @@ def _peers(figure: Figure, records: Sequence[Record]) -> bool:
             if record.system not in best or record.value > best[record.system].value:
                 best[record.system] = record
         systems = list(reversed(best))
-        colours = [_OURS if system.startswith(OURS) else "#999999" for system in systems]
+        colours = [_OURS if system.startswith(OURS) else _LIMIT if system == LIMIT else "#999999" for system in systems]
         axes.barh(systems, [best[system].value for system in systems], 0.7, color=colours)
         for place, system in enumerate(systems):
             axes.annotate(f" {best[system].value:,.0f}", (best[system].value, place), va="center", fontsize=9)

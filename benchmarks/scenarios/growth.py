@@ -6,8 +6,8 @@ turns; 1 means that size doesn't matter. Completions aren't timed. A turn ends a
 had.
 
 At batch 100, fairqueue has planned the small one ahead: one visit to a channel schedules several of its messages. That
-can't be where so many channels take turns that each message of a plan would be from another one. Channels with a limit
-are never planned; with one on each channel, which is never reached, size shows by itself.
+can't be where so many channels take turns that each message of a plan would be from another one. With planning switched
+off in both, size shows by itself.
 """
 
 from __future__ import annotations
@@ -74,6 +74,13 @@ _NUMBERS = {
     "tiny": Numbers((100, 5), ((300, 5),), 10, 100, {1: 2, 100: 1}, 0.3, (OURS, LIMIT), (OURS, LIMIT)),
 }
 
+#: Nothing is planned ahead after this.
+_UNPLANNED = """
+    CREATE OR REPLACE FUNCTION fairqueue.plan_after() RETURNS integer
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN 2147483647
+"""
+
 
 def cases(size: Size) -> list[Case]:
     numbers = _NUMBERS[size.name]
@@ -83,10 +90,10 @@ def cases(size: Size) -> list[Case]:
         for name in numbers.systems if messages <= _FOR_ALL else (OURS, LIMIT):
             label = f"{name}, {messages:,} messages of {channels:,} channels"
             seconds = measured + messages * _SECONDS[name]
-            found.append(Case(label, partial(sizes, name, messages, channels, None), seconds))
-        label = f"{OURS}, {messages:,} messages of {channels:,} channels with a limit"
+            found.append(Case(label, partial(sizes, name, messages, channels, True), seconds))
+        label = f"{OURS}, {messages:,} messages of {channels:,} channels, unplanned"
         seconds = measured + messages * _SECONDS[OURS]
-        found.append(Case(label, partial(sizes, OURS, messages, channels, "max_concurrency => 10000"), seconds))
+        found.append(Case(label, partial(sizes, OURS, messages, channels, False), seconds))
     for name in numbers.waiting:
         label = f"{name}, {numbers.crowd:,} channels wait for their hour"
         found.append(Case(label, partial(waiting, name), measured + numbers.crowd * 0.00015))
@@ -114,23 +121,20 @@ class Comparison:
     vacuum: bool = True
 
 
-def sizes(name: str, messages: int, channels: int, limit: str | None, bench: Bench) -> Iterable[Record]:
+def sizes(name: str, messages: int, channels: int, planned: bool, bench: Bench) -> Iterable[Record]:
     small = _NUMBERS[bench.size.name].small
     for system in bench.taking_part([name]):
 
         def prepare(connection: Any, dsn: str, large: bool, system: System = system) -> None:
-            fill = Fill(*((messages, channels) if large else small), bench.payload)
-            if limit:
-                _set_limit(connection, fill, limit)
-            system.fill(connection, fill)
+            if not planned:
+                connection.execute(_UNPLANNED)
+            system.fill(connection, Fill(*((messages, channels) if large else small), bench.payload))
 
         case: dict[str, int | str] = {"messages": messages, "channels": channels}
-        if limit:
-            case["each with a"] = limit.partition(" ")[0]
+        if not planned:
+            case["planned ahead"] = "nothing"
         reference = f"that with {small[0]:,} messages of {small[1]:,} channels"
-        # Limits take the small one's plan away: so the goal would be easier.
-        wanted = None if limit else at_most(1.5)
-        yield from _compare(bench, Comparison(system, case, reference, prepare, wanted))
+        yield from _compare(bench, Comparison(system, case, reference, prepare, at_most(1.5)))
 
 
 def waiting(name: str, bench: Bench) -> Iterable[Record]:

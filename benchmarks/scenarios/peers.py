@@ -7,7 +7,8 @@ round. The payloads have 100 bytes, the tables are vacuumed and analyzed after a
   where a call fetches one), or the peer's own worker. Commits don't wait for the disk, as places have no time in them.
 * *Fetch and complete*: four consumer processes call what the peer has for fetching and completing, in batches, for a
   part of a second or until nothing is left. Handlers, heartbeats and polling don't take part; the calls of asyncio are
-  made one after the other in an event loop that each consumer keeps.
+  made one after the other in an event loop that each consumer keeps. The limit, which is no peer, shows how far one
+  could come here without being fair.
 * *Workers*: who only has a worker runs it in one process with a handler that does nothing, 4 or 100 messages at a time
   (Chancy: one a tenant, in a queue for each). The rate is that of completions, from the first message's beginning until
   none is left or the time is over. Ours has a plain handler, in threads. It is there twice: with `prefetch=100`, which
@@ -39,7 +40,7 @@ from benchmarks.measuring import Bench, Case, Size, alternate
 from benchmarks.processes import Child
 from benchmarks.records import Record, Wanted, at_least, at_most, ratio_record, value_record
 from benchmarks.scenarios.fairness import QUIET, in_order, places_of_quiet
-from benchmarks.systems import OURS, Fill, System
+from benchmarks.systems import LIMIT, OURS, Fill, System
 from benchmarks.systems.fair import Fairqueue
 from benchmarks.systems.peers import OUR_DEFAULT_WORKER, OUR_WORKER, PEERS, Peer, Working
 from benchmarks.systems.peers.base import Served, work
@@ -83,7 +84,7 @@ def cases(size: Size) -> list[Case]:
     found = [Case("fairness", fairness, 6.0 * repeats * (len(PEERS) + 1))]
     for load in _LOADS[size.name]:
         label = f"fetch and complete, {load.messages:,} messages of {load.tenants:,} tenants"
-        rounds = len(load.batches) * size.rounds * (len(_FETCHED) + 1)
+        rounds = len(load.batches) * size.rounds * (len(_FETCHED) + 2)
         found.append(Case(label, partial(fetching, load), load.messages / 600 + rounds * (consumed + 0.5)))
     seconds = len(_AT_A_TIME[size.name]) * (15 + size.rounds * (len(_WORKERS) + 1) * (worked / 2 + 1))
     return [*found, Case("workers", working, seconds)]
@@ -131,7 +132,7 @@ def _order(bench: Bench, system: System, dsn: str) -> list[str]:
 
 
 def fetching(load: Load, bench: Bench) -> Iterable[Record]:
-    systems = _taking_part(bench, (OURS, *_FETCHED))
+    systems = _taking_part(bench, (OURS, LIMIT, *_FETCHED))
     seconds, _ = _SECONDS[bench.size.name]
     found: dict[int, dict[str, list[float]]] = {}
     begun: dict[str, int] = {}
@@ -193,7 +194,7 @@ def _worked(bench: Bench, systems: Mapping[str, System], at_a_time: int) -> dict
 
 def _wanted(system: System, best: bool) -> Wanted | None:
     """Three times the rate of what tries to be fair; as much as any other in Python at its best batch."""
-    if isinstance(system, Fairqueue):
+    if system.name == LIMIT or isinstance(system, Fairqueue):
         return None
     if system.fair:
         return at_least(3)
