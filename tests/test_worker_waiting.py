@@ -52,6 +52,15 @@ def test_who_waits_has_a_lock_of_its_own(session: Session) -> None:
     assert session.execute(text(query)).scalar_one() == 0
 
 
+def test_who_enqueues_beside_another(session: Session, raw: Raw, database_url: str, heard: Callable[[], int]) -> None:
+    """One who is just looking whether somebody waits is none who waits."""
+    other = raw(database_url)
+    other.execute("SET search_path = fairqueue")
+    other.execute("SELECT pg_advisory_lock(queue_wake('default'))")
+    put(session, "acme")
+    assert heard() == 0
+
+
 def enqueue(session: Session) -> None:
     put(session, "acme")
 

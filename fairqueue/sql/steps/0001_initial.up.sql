@@ -2456,8 +2456,15 @@ REVOKE EXECUTE ON FUNCTION queue_listen FROM PUBLIC;
 -- PostgreSQL's lock for notifications, which others that notify in this database wait for.
 CREATE FUNCTION queue_notify(queue text) RETURNS boolean
 LANGUAGE sql VOLATILE
-RETURN CASE WHEN pg_try_advisory_lock(queue_wake(queue)) THEN pg_advisory_unlock(queue_wake(queue))
-    ELSE pg_notify('fairqueue_' || to_hex(queue_wake(queue)), '') IS NULL END;
+RETURN CASE
+    WHEN pg_try_advisory_lock(queue_wake(queue)) THEN pg_advisory_unlock(queue_wake(queue))
+    -- Somebody else is at this very place: then nobody shares it.
+    WHEN NOT pg_try_advisory_lock_shared(queue_wake(queue)) THEN true
+    -- Or was, just now.
+    WHEN pg_advisory_unlock_shared(queue_wake(queue)) AND pg_try_advisory_lock(queue_wake(queue))
+    THEN pg_advisory_unlock(queue_wake(queue))
+    ELSE pg_notify('fairqueue_' || to_hex(queue_wake(queue)), '') IS NULL
+    END;
 
 REVOKE EXECUTE ON FUNCTION queue_notify FROM PUBLIC;
 
@@ -3054,7 +3061,7 @@ $$;
 -- Derives everything that the scheduler keeps for a queue anew from the rows of message, channel and queue.
 --
 -- Called by scheduler_serve, within the turn, when the policy of the whole queue changed, when messages were truncated,
--- and when the clock was set back; and by scheduler_repair. Tags stay: whom the rotation owes what can't be derived.
+-- and when the clock was set back; and by queue_repair. Tags stay: whom the rotation owes what can't be derived.
 -- Locks: the lanes of the queue; its leases, as far as nobody else holds them (scheduler_recount).
 --
 -- Returns what is to be written to rotation, and whether a lane has a limit whose leases nobody counted, because it was

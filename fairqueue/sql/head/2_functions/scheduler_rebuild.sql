@@ -1,7 +1,7 @@
 -- Derives everything that the scheduler keeps for a queue anew from the rows of message, channel and queue.
 --
 -- Called by scheduler_serve, within the turn, when the policy of the whole queue changed, when messages were truncated,
--- and when the clock was set back; and by scheduler_repair. Tags stay: whom the rotation owes what can't be derived.
+-- and when the clock was set back; and by queue_repair. Tags stay: whom the rotation owes what can't be derived.
 -- Locks: the lanes of the queue; its leases, as far as nobody else holds them (scheduler_recount).
 --
 -- Returns what is to be written to rotation, and whether a lane has a limit whose leases nobody counted, because it was
