@@ -164,6 +164,10 @@ class TestSet:
         for values, expected in steps:
             kind.set(session, **values)
             assert pause() == expected
+        for values, expected in steps:
+            session.merge(kind.model(name="acme", **values))
+            session.commit()
+            assert pause() == expected
 
     def test_positional(self, session: Session) -> None:
         sql(session, "SELECT fairqueue.channel_set('globex', 'transcode', 2)")

@@ -265,10 +265,12 @@ _CHECKS: dict[str, Any] = {
 
 
 def _given(**values: Any) -> dict[str, Any]:
-    """The values that were not left out; a time to resume only together with a pause."""
+    """The values that were not left out. A time to resume is given only with a pause, which has no other end."""
     given = {field: value for field, value in values.items() if value is not UNSET}
     if given.get("resume_at") is not None and given.get("paused") is not True:
         raise InvalidValue("resume_at says until when a pause lasts: give paused=True with it")
+    if "paused" in given:
+        given.setdefault("resume_at", None)  # or a merge would keep that of the last pause
     return given
 
 
