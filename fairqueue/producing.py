@@ -55,9 +55,9 @@ from ._functions import SchemaFunction
 from ._rows import COPY_COLUMNS, MessageRow, Record, copy_records, create_many, insert_many, record_of, records
 from .errors import FairqueueError, InvalidValue, translated
 from .models import Message
-from .models.base import check_choice, schema_of
+from .models.base import check_choice
 from .schedule import clock
-from .schema import quote
+from .schema import quote, schema_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Select

@@ -34,7 +34,7 @@ from typing import Literal
 from sqlalchemy import Connection
 
 from .errors import InvalidValue
-from .schema import DEFAULT_SCHEMA, check_schema_name, quote, run
+from .schema import DEFAULT_SCHEMA, check_schema_name, chosen, quote, run
 
 __all__ = ["KINDS", "Kind", "grant", "grant_sql", "revoke", "revoke_sql"]
 
@@ -77,15 +77,18 @@ _RIGHTS: dict[Kind, tuple[str, ...]] = {
 }
 
 
-def grant(connection: Connection, role: str, kind: Kind, schema: str = DEFAULT_SCHEMA) -> None:
-    """Let ``role`` do what its kind does, from the end of the caller's transaction on; again changes nothing."""
-    for statement in grant_sql(role, kind, schema):
+def grant(connection: Connection, role: str, kind: Kind, schema: str | None = None) -> None:
+    """Let ``role`` do what its kind does, from the end of the caller's transaction on; again changes nothing.
+
+    :param schema: that of the connection (:func:`fairqueue.in_schema`) unless given.
+    """
+    for statement in grant_sql(role, kind, chosen(connection, schema)):
         run(connection, statement)
 
 
-def revoke(connection: Connection, role: str, schema: str = DEFAULT_SCHEMA) -> None:
+def revoke(connection: Connection, role: str, schema: str | None = None) -> None:
     """Take all rights in the schema, of whatever kind, from ``role``."""
-    for statement in revoke_sql(role, schema):
+    for statement in revoke_sql(role, chosen(connection, schema)):
         run(connection, statement)
 
 

@@ -15,13 +15,15 @@ run with psql, as it stands::
         schema.install(connection, "fairqueue")
         schema.verify(connection, "fairqueue")
 
+Where no schema is given, it is that of the connection (:func:`fairqueue.in_schema`): ``fairqueue``, as a rule.
+
 Everything here returns or runs plain statements; nothing needs Alembic.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.resources import files
 from typing import Any
 
@@ -34,12 +36,14 @@ __all__ = [
     "DEFAULT_SCHEMA",
     "HEAD",
     "check_dialect",
+    "chosen",
     "downgrade_sql",
     "install",
     "install_sql",
     "installed_version",
     "lock_sql",
     "quote",
+    "schema_of",
     "uninstall",
     "upgrade_sql",
     "verify",
@@ -106,8 +110,20 @@ def lock_sql(schema: str) -> str:
     return f"SELECT pg_advisory_xact_lock(hashtextextended({_literal('fairqueue:' + schema)}, 0))"
 
 
-def installed_version(connection: Connection, schema: str = DEFAULT_SCHEMA) -> int:
+def schema_of(options: Mapping[str, Any]) -> str:
+    """The schema that statements with these execution options go to."""
+    schema: str = (options.get("schema_translate_map") or {}).get(DEFAULT_SCHEMA, DEFAULT_SCHEMA)
+    return schema
+
+
+def chosen(connection: Connection, schema: str | None) -> str:
+    """The schema that is given, or else the one that statements of this connection go to."""
+    return schema_of(connection.get_execution_options()) if schema is None else schema
+
+
+def installed_version(connection: Connection, schema: str | None = None) -> int:
     """The version installed in ``schema``; 0 where there is none. Reads the catalog, takes no lock on our tables."""
+    schema = chosen(connection, schema)
     present = connection.scalar(
         text(
             "SELECT count(*) FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace"
@@ -120,11 +136,12 @@ def installed_version(connection: Connection, schema: str = DEFAULT_SCHEMA) -> i
     return run(connection, f"SELECT {quote(schema)}.schema_version()").scalar() or 0
 
 
-def verify(connection: Connection, schema: str = DEFAULT_SCHEMA) -> None:
+def verify(connection: Connection, schema: str | None = None) -> None:
     """Raise :class:`SchemaVersionError` unless ``schema`` holds the version that this library works with.
 
     Call it once when a program starts. The message says which revision to write.
     """
+    schema = chosen(connection, schema)
     found = installed_version(connection, schema)
     if found == HEAD:
         return
@@ -144,12 +161,13 @@ def verify(connection: Connection, schema: str = DEFAULT_SCHEMA) -> None:
     raise SchemaVersionError(problem)
 
 
-def install(connection: Connection, schema: str = DEFAULT_SCHEMA) -> None:
+def install(connection: Connection, schema: str | None = None) -> None:
     """Install the current version into ``schema`` within the caller's transaction; nothing if it is there already.
 
     Raises :class:`SchemaVersionError` when another version is there. Installs that run at the same time are safe.
     """
     check_dialect(connection.dialect)
+    schema = chosen(connection, schema)
     run(connection, lock_sql(schema))
     if installed_version(connection, schema) == 0:
         for statement in install_sql(schema):
@@ -157,9 +175,10 @@ def install(connection: Connection, schema: str = DEFAULT_SCHEMA) -> None:
     verify(connection, schema)
 
 
-def uninstall(connection: Connection, schema: str = DEFAULT_SCHEMA) -> None:
+def uninstall(connection: Connection, schema: str | None = None) -> None:
     """Remove whatever version is installed in ``schema``, with its messages; nothing if there is none."""
     check_dialect(connection.dialect)
+    schema = chosen(connection, schema)
     run(connection, lock_sql(schema))
     for statement in downgrade_sql(schema, installed_version(connection, schema), 0):
         run(connection, statement)

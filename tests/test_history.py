@@ -4,14 +4,31 @@ import json
 
 import pytest
 from sqlalchemy import Engine, select, text
+from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
 from tests.acts import clock, complete, lease_of, move_clock, put, sql, stop_clock
 from tests.days import DAY, maintain, moment, places
 from tests.fixtures.connections import Raw
+from tests.fixtures.workers import EngineOf
 from tests.observing import observer, value
 from tests.test_plans import Watched
+
+
+async def test_transaction_ids_are_numbers(engine: Engine, session: Session, engine_of: EngineOf) -> None:
+    """With each driver, read and compared."""
+    put(session, "acme", 3)
+    for message in lease_of(session, 3):
+        complete(session, [message])
+    xids = session.scalars(select(fq.History.xid).order_by(fq.History.message_id)).all()
+    later = select(fq.History.xid).where(fq.History.xid > min(xids)).order_by(fq.History.xid)
+    assert session.scalars(later).all() == sorted(xids)[1:]
+    assert session.scalars(select(fq.History.xid).where(fq.History.xid.in_(xids[1:]))).all() == sorted(xids)[1:]
+    asyncpg = engine_of("asyncpg")
+    async with AsyncSession(asyncpg) as other:
+        assert (await other.scalars(later)).all() == sorted(xids)[1:]
+    await asyncpg.dispose()
 
 
 class TestRows:
@@ -25,7 +42,7 @@ class TestRows:
             batch = session.scalars(fq.dequeue(worker=worker)).all()
             move_clock(session, start + second * 1000 + 500)
             session.execute(fq.complete(batch) if worker == "w3" else fq.fail(batch, "broken", delay=0))
-            xid = session.scalar(text("SELECT pg_current_xact_id()"))
+            xid = int(session.scalar(text("SELECT pg_current_xact_id()")))
             session.commit()
         row = session.scalars(select(fq.History)).one()
         assert {column.key: getattr(row, column.key) for column in fq.History.__table__.columns} == {

@@ -13,13 +13,13 @@ import psycopg
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import Connection, Engine, MetaData, make_url, text
+from sqlalchemy import Connection, Engine, MetaData, inspect, make_url, text
 from sqlalchemy.exc import NotSupportedError
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
-from fairqueue import schema
+from fairqueue import roles, schema
 from tests.catalog import dump, snapshot, sql_files
 from tests.fixtures.connections import Raw
 from tests.observing import observer, value
@@ -254,6 +254,19 @@ class TestInstall:
         with empty.begin() as connection:
             schema.uninstall(connection, "one")
             schema.verify(connection, "two")
+
+    def test_that_of_the_connection(self, empty: Engine) -> None:
+        """Where none is given, in_schema says which."""
+        with empty.execution_options(**fq.in_schema("one")).begin() as connection:
+            schema.install(connection)
+            assert inspect(connection).get_schema_names() == ["information_schema", "one", "public"]
+            fq.verify(connection)
+            me: str = connection.execute(text("SELECT current_user")).scalar_one()
+            roles.grant(connection, me, "worker")
+            roles.revoke(connection, me)
+            schema.uninstall(connection)
+            with pytest.raises(fq.SchemaVersionError, match="schema 'one' has no fairqueue"):
+                fq.verify(connection)
 
     @pytest.mark.parametrize("name", ["", "x" * 64, "ü" * 32, "nul\0", "half \ud83d", "$fq$", None, 7])
     def test_names_that_are_none(self, name: str) -> None:

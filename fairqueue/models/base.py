@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, NoReturn
 
-from sqlalchemy import MetaData, event, text
+from sqlalchemy import BindParameter, ColumnElement, Dialect, MetaData, Text, cast, event, text
 from sqlalchemy.dialects.postgresql.base import ischema_names
 from sqlalchemy.orm import DeclarativeBase
 from sqlalchemy.types import UserDefinedType
@@ -27,7 +26,6 @@ __all__ = [
     "check_name",
     "check_number",
     "in_schema",
-    "schema_of",
 ]
 
 #: The time of the database, as PostgreSQL prints the default, so that comparing defaults finds no difference.
@@ -37,12 +35,21 @@ _MAX_INTEGER = 2**31 - 1
 
 
 class XID8(UserDefinedType[int]):
-    """PostgreSQL's 64-bit transaction id."""
+    """PostgreSQL's 64-bit transaction id: a number, which travels as text."""
 
     cache_ok = True
 
     def get_col_spec(self, **kw: Any) -> str:
         return "xid8"
+
+    def bind_processor(self, dialect: Dialect) -> Any:
+        return lambda value: None if value is None else str(value)
+
+    def bind_expression(self, bindvalue: BindParameter[int]) -> ColumnElement[int]:
+        return cast(cast(bindvalue, Text), self)
+
+    def result_processor(self, dialect: Dialect, coltype: object) -> Any:
+        return lambda value: None if value is None else int(value)
 
 
 class TID(UserDefinedType[str]):
@@ -79,12 +86,6 @@ def in_schema(schema: str) -> dict[str, Any]:
     engine = create_engine(url, execution_options=fq.in_schema("My Q"))
     """
     return {"schema_translate_map": {DEFAULT_SCHEMA: schema}}
-
-
-def schema_of(options: Mapping[str, Any]) -> str:
-    """The schema that statements with these execution options go to."""
-    schema: str = (options.get("schema_translate_map") or {}).get(DEFAULT_SCHEMA, DEFAULT_SCHEMA)
-    return schema
 
 
 def check_name(field: str, value: object) -> str:

@@ -24,7 +24,8 @@ for moves, and a test can say to the millisecond when something is due.
 
 Limitations: it is the time of the queue, not that of Python's ``datetime.now()``, for which there are freezegun and
 time-machine, nor of your own tables. One Clock at a time in a database. A transaction that is open when the block
-begins may go on by real time until it ends.
+begins may go on by real time until it ends. A message that is put back from the dead can't end again in the very
+microsecond in which it died: where time stands still, move it before.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import OperationalError
 
 from fairqueue.errors import InvalidValue
-from fairqueue.models.base import check_moment, schema_of
+from fairqueue.models.base import check_moment
 from fairqueue.schedule import check_seconds
-from fairqueue.schema import _literal, quote, run, verify
+from fairqueue.schema import _literal, quote, run, schema_of, verify
 
 from ._databases import COMMENT
 

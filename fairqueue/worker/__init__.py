@@ -71,7 +71,7 @@ from sqlalchemy.orm import Session
 
 from fairqueue.errors import FairqueueError, InvalidValue, SchemaVersionError
 from fairqueue.models import Message, TypedMessage, check_message_type
-from fairqueue.models.base import check_count, check_flag, check_name, schema_of
+from fairqueue.models.base import check_count, check_flag, check_name
 from fairqueue.schedule import check_seconds
 from fairqueue.schema import check_dialect, verify
 
@@ -299,8 +299,7 @@ class Worker:
     def _verify(self, session: Session) -> None:
         assert self._run is not None
         self._run.database.look(session)
-        connection = session.connection()
-        verify(connection, schema_of(connection.get_execution_options()))
+        verify(session.connection())
 
     def _check_pool(self, handler: Handler) -> None:
         """Too few connections would not only slow the handlers: heartbeats would wait too, and leases run out."""
