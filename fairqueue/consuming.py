@@ -217,7 +217,7 @@ def cancel(messages: Messages) -> Results:
 
     Results: ``"cancelled"``, ``"not_found"``. Who works on one learns it at the next heartbeat or completion.
 
-    :param messages: one id or :class:`LeasedMessage`, or any number.
+    :param messages: one id, :class:`fairqueue.Message` or :class:`LeasedMessage`, or any number.
     """
     return _results("message_cancel", cast(message_ids(messages), ARRAY(BigInteger)))
 

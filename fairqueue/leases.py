@@ -23,14 +23,15 @@ from enum import StrEnum
 from typing import Any, Generic
 from typing import cast as cast_type
 
-from sqlalchemy import ARRAY, BigInteger, Integer, cast
+from sqlalchemy import ARRAY, BigInteger, Integer, cast, inspect
+from sqlalchemy.orm import InstanceState
 from typing_extensions import TypeVar
 
 from .errors import InvalidValue
-from .models import DeadMessage
+from .models import DeadMessage, TypedMessage
 from .schedule import is_whole
 
-__all__ = ["Lease", "LeasedMessage", "Leases", "Messages", "Outcome", "lease_arrays", "message_ids"]
+__all__ = ["Lease", "LeasedMessage", "Leases", "Messages", "OneMessage", "Outcome", "lease_arrays", "message_ids"]
 
 P = TypeVar("P", default=Any)
 
@@ -103,7 +104,8 @@ class LeasedMessage(Generic[P]):
 
 Lease = LeasedMessage[Any] | tuple[int, int]
 Leases = Lease | Iterable[Lease]
-Messages = int | LeasedMessage[Any] | DeadMessage | Iterable[int | LeasedMessage[Any] | DeadMessage]
+OneMessage = int | TypedMessage[Any] | LeasedMessage[Any] | DeadMessage
+Messages = OneMessage | Iterable[OneMessage]
 
 
 def lease_arrays(leases: Leases) -> tuple[Any, Any]:
@@ -137,8 +139,14 @@ def _pair(lease: object) -> tuple[int, int]:
 
 
 def _id(message: object) -> int:
-    if isinstance(message, LeasedMessage | DeadMessage):
+    if isinstance(message, TypedMessage | DeadMessage):
+        # Not message.id, which after a commit would read the row again, and that may be gone by now.
+        state: InstanceState[Any] = inspect(message)
+        if state.identity is None:
+            raise InvalidValue("a message has no id before it is flushed: commit first")
+        return int(state.identity[0])
+    if isinstance(message, LeasedMessage):
         return message.id
     if is_whole(message):
         return message
-    raise InvalidValue(f"a message is an id, a LeasedMessage or a DeadMessage, not {message!r}")
+    raise InvalidValue(f"a message is an id, a Message, a LeasedMessage or a DeadMessage, not {message!r}")

@@ -35,12 +35,11 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, overload
 
-from sqlalchemy import ARRAY, BigInteger, DateTime, Engine, Integer, Text, cast, column, inspect, select
+from sqlalchemy import ARRAY, BigInteger, DateTime, Engine, Integer, Text, cast, column, select
 
 from ._functions import SchemaFunction
 from .errors import InvalidValue, WaitTimeout
-from .leases import LeasedMessage, message_ids
-from .models import TypedMessage
+from .leases import Messages, OneMessage, message_ids
 from .schedule import check_seconds
 
 if TYPE_CHECKING:
@@ -52,8 +51,6 @@ if TYPE_CHECKING:
     Endings = TypedReturnsRows[int, str | None, int | None, str | None, datetime | None]
 
 __all__ = ["Ending", "ending", "wait_for"]
-
-Waited = int | LeasedMessage[Any] | TypedMessage[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +66,12 @@ class Ending:
     finished_at: datetime | None = None
 
 
-def ending(messages: Waited | Iterable[Waited]) -> Endings:
+def ending(messages: Messages) -> Endings:
     """The statement behind :func:`wait_for`: rows ``(id, outcome, attempt, error, finished_at)``.
 
     One for each message that is neither ready nor leased any more, in the order given.
     """
-    row = SchemaFunction("message_ending", cast(_ids(messages), ARRAY(BigInteger))).table_valued(
+    row = SchemaFunction("message_ending", cast(message_ids(messages), ARRAY(BigInteger))).table_valued(
         column("id", BigInteger),
         column("outcome", Text),
         column("attempt", Integer),
@@ -86,18 +83,16 @@ def ending(messages: Waited | Iterable[Waited]) -> Endings:
 
 
 @overload
-def wait_for(engine: Engine, messages: Waited, *, timeout: float | timedelta | None) -> Ending: ...
+def wait_for(engine: Engine, messages: OneMessage, *, timeout: float | timedelta | None) -> Ending: ...
 @overload
-def wait_for(engine: Engine, messages: Iterable[Waited], *, timeout: float | timedelta | None) -> list[Ending]: ...
+def wait_for(engine: Engine, messages: Iterable[OneMessage], *, timeout: float | timedelta | None) -> list[Ending]: ...
 @overload
-def wait_for(engine: AsyncEngine, messages: Waited, *, timeout: float | timedelta | None) -> Awaitable[Ending]: ...
+def wait_for(engine: AsyncEngine, messages: OneMessage, *, timeout: float | timedelta | None) -> Awaitable[Ending]: ...
 @overload
 def wait_for(
-    engine: AsyncEngine, messages: Iterable[Waited], *, timeout: float | timedelta | None
+    engine: AsyncEngine, messages: Iterable[OneMessage], *, timeout: float | timedelta | None
 ) -> Awaitable[list[Ending]]: ...
-def wait_for(
-    engine: Engine | AsyncEngine, messages: Waited | Iterable[Waited], *, timeout: float | timedelta | None
-) -> Any:
+def wait_for(engine: Engine | AsyncEngine, messages: Messages, *, timeout: float | timedelta | None) -> Any:
     """Wait until messages have ended: completed, dead, cancelled or dropped. A failure that is retried is no end.
 
     :param engine: an Engine, or an AsyncEngine, for which an awaitable is returned.
@@ -106,7 +101,7 @@ def wait_for(
     :returns: an :class:`Ending`; for several messages a list, in the order given.
     :raises WaitTimeout: when some of them haven't ended in time. It is a TimeoutError, too.
     """
-    watch = _Watch(_ids(messages), None if timeout is None else check_seconds("timeout", timeout))
+    watch = _Watch(message_ids(messages), None if timeout is None else check_seconds("timeout", timeout))
     several = isinstance(messages, Iterable)
     if isinstance(engine, Engine):
         endings = _wait(engine, watch)
@@ -180,17 +175,3 @@ class _Watch:
 
     def endings(self) -> list[Ending]:
         return [self._ended[id_] for id_ in self._ids]
-
-
-def _ids(messages: Waited | Iterable[Waited]) -> list[int]:
-    each = messages if isinstance(messages, Iterable) else [messages]
-    return message_ids([_identity(message) if isinstance(message, TypedMessage) else message for message in each])
-
-
-def _identity(message: TypedMessage[Any]) -> int:
-    # Not message.id, which after a commit would read the row again, and that may be gone by now.
-    identity = inspect(message).identity
-    if identity is None:
-        raise InvalidValue("a message must be committed before it is waited for, and this one has no id yet")
-    id_: int = identity[0]
-    return id_

@@ -308,7 +308,7 @@ class TestLeases:
         "statement", [fq.cancel, fq.redrive, fq.ending, lambda given: fq.wait_for(LOST, given, timeout=0)]
     )
     def test_no_messages(self, statement: Callable[[Any], object], given: Any) -> None:
-        with pytest.raises(fq.InvalidValue, match=r"^a message is an id, a LeasedMessage or a DeadMessage, not"):
+        with pytest.raises(fq.InvalidValue, match=r"^a message is an id, a Message, a LeasedMessage or"):
             statement(given)
 
     def test_nothing_to_redrive(self) -> None:

@@ -129,7 +129,7 @@ class TestEndings:
     def test_of_entities(self, engine: Engine, session: Session) -> None:
         """They are not read again, as their rows are gone."""
         message = fq.enqueue(session, "acme")
-        with pytest.raises(fq.InvalidValue, match="must be committed before it is waited for"):
+        with pytest.raises(fq.InvalidValue, match="a message has no id before it is flushed"):
             fq.wait_for(engine, message, timeout=0)
         session.commit()
         with Session(engine) as other:
@@ -137,6 +137,7 @@ class TestEndings:
             other.execute(fq.complete(leased))
             other.commit()
         assert [ending.outcome for ending in fq.wait_for(engine, [message, leased[0]], timeout=0)] == ["completed"] * 2
+        assert session.execute(fq.cancel(message)).one().result == "not_found"
 
     def test_in_another_schema(self, empty_database_url: str) -> None:
         engine = create_engine(empty_database_url, execution_options=fq.in_schema("My Q"))
