@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from fairqueue.worker import listening
 from fairqueue.worker.database import Database
 from fairqueue.worker.threads import Threads
-from fairqueue.worker.wire import connect
+from fairqueue.worker.wire import Wire, connect
 from tests.acts import put, wait_until
 from tests.fixtures.workers import EngineOf, WorkerOf
 from tests.working import (
@@ -26,6 +26,34 @@ from tests.working import (
 )
 
 THIS_DATABASE = " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+
+
+class Probes:
+    """The notifications by which a worker tries whether any arrive."""
+
+    #: As behind a pooler; those that aren't may take their time.
+    are_lost = False
+
+
+@pytest.fixture
+def probes(monkeypatch: pytest.MonkeyPatch) -> Probes:
+    probes = Probes()
+    arrives = listening.Listener._arrives
+
+    async def arrives_or_not(listener: listening.Listener, wire: Wire) -> bool:
+        monkeypatch.setattr(listening, "PROBE_TIMEOUT", 0.1 if probes.are_lost else 30)
+        probe = listener._probe
+        if probes.are_lost:
+            listener._probe = "elsewhere"
+        try:
+            return await arrives(listener, wire)
+        finally:
+            listener._probe = probe
+
+    monkeypatch.setattr(listening.Listener, "_arrives", arrives_or_not)
+    monkeypatch.setattr(listening, "PROBE_INTERVAL", 0.2)
+    monkeypatch.setattr(listening, "RETRY_INTERVAL", 0.1)
+    return probes
 
 
 class TestRaces:
@@ -169,25 +197,11 @@ class TestTheConnection:
         kind: str,
         session: Session,
         worker_of: WorkerOf,
-        monkeypatch: pytest.MonkeyPatch,
+        probes: Probes,
         caplog: pytest.LogCaptureFixture,
     ) -> None:
         """Notifications that don't arrive are noticed, and said once; then it polls; and when they do, it listens."""
-        monkeypatch.setattr(listening, "PROBE_TIMEOUT", 0.1)
-        monkeypatch.setattr(listening, "RETRY_INTERVAL", 0.1)
-        lost = True
-        arrives = listening.Listener._arrives
-
-        async def sent_to_nobody(self: Any, wire: Any) -> bool:
-            if lost:  # as behind a pooler
-                probe, self._probe = self._probe, "elsewhere"
-                try:
-                    return await arrives(self, wire)
-                finally:
-                    self._probe = probe
-            return await arrives(self, wire)
-
-        monkeypatch.setattr(listening.Listener, "_arrives", sent_to_nobody)
+        probes.are_lost = True
         app = worker_of(kind, lambda *_: None)
         with app:
             wait_until(lambda: "notifications of the database do not arrive" in caplog.text)
@@ -195,7 +209,7 @@ class TestTheConnection:
             wait_for_endings(session, 1)
             caplog.clear()
             caplog.set_level(logging.INFO, "fairqueue.worker")
-            lost = False
+            probes.are_lost = False
             wait_until_it_waits(app)
         assert "notifications of the database arrive" in caplog.text
 
@@ -203,19 +217,19 @@ class TestTheConnection:
         self,
         session: Session,
         worker_of: WorkerOf,
-        monkeypatch: pytest.MonkeyPatch,
+        probes: Probes,
         caplog: pytest.LogCaptureFixture,
     ) -> None:
-        """One that has worked and doesn't any more, as behind a firewall that forgot it, is made anew at once."""
-        monkeypatch.setattr(listening, "PROBE_TIMEOUT", 0.2)
-        monkeypatch.setattr(listening, "PROBE_INTERVAL", 0.2)
+        """One that has worked and doesn't any more, as behind a firewall that forgot it, is made anew, soon.
+
+        Also if the new one doesn't work at once, as while a server recovers: it isn't taken for a pooler.
+        """
         app = worker_of("plain", lambda *_: None, poll=RARELY)
         with app:
             wait_until_it_waits(app)
-            assert app._run is not None
-            assert app._run.listener is not None
-            app._run.listener._probe += "_of_old"  # what it listens to is no longer what is sent
-            wait_until(lambda: "notifications don't arrive any more" in caplog.text)
+            probes.are_lost = True
+            wait_until(lambda: caplog.text.count("notifications don't arrive any more") == 2)
+            probes.are_lost = False
             wait_until_it_waits(app)
             put(session, "acme")
             wait_for_endings(session, 1)

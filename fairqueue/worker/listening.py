@@ -56,6 +56,7 @@ class Listener:
         self._awaited = False
         #: Notifications arrive.
         self.works = False
+        self._has_worked = False
 
     @property
     def listens(self) -> bool:
@@ -105,18 +106,18 @@ class Listener:
             await anyio.sleep(pause)
 
     async def _listen(self, wire: Wire) -> None:
-        """For ever, unless notifications don't arrive from the beginning."""
+        """For ever, unless notifications have never arrived."""
         with anyio.fail_after(ANSWER_TIMEOUT):
             await wire.listen(self._probe)
         while await self._arrives(wire):
             if not self.works:
-                self.works = True
+                self.works = self._has_worked = True
                 log.info("notifications of the database arrive")
                 self._wake()
             with anyio.move_on_after(PROBE_INTERVAL):
                 while True:
                     await self._step(wire)
-        if self.works:
+        if self._has_worked:  # so it isn't a pooler; but maybe a server that is slow after a restart
             raise ConnectionError("notifications don't arrive any more")
 
     async def _arrives(self, wire: Wire) -> bool:
