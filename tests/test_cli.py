@@ -325,6 +325,19 @@ def test_help_is_quick_and_the_library_loads_no_click() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
 
 
+@pytest.mark.parametrize(
+    ("missing", "told"),
+    [
+        ("benchmarks", "the benchmarks are not in the package: `make bench`, in a checkout of its repository"),
+        ("matplotlib", "matplotlib is not installed; pip install 'fairqueue[benchmarks]'"),
+    ],
+)
+def test_benchmarks_that_are_not_here(missing: str, told: str) -> None:
+    code = f"import sys; sys.modules[{missing!r}] = None; from fairqueue.cli.program import program; program()"
+    done = subprocess.run([sys.executable, "-c", code, "bench"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, f"fairqueue: {told}\n")
+
+
 def test_every_command_has_help_within_80_columns(run: Run) -> None:
     def walk(command: click.Command, path: tuple[str, ...]) -> None:
         output = run(*path, "--help").stdout

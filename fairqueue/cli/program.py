@@ -8,6 +8,7 @@ from fairqueue import __version__
 from fairqueue.demo.command import demo
 
 from .base import EXIT_CODES, Group
+from .bench import bench
 from .channels import channel
 from .database import check, grant, migrate
 from .messages import dead, message
@@ -45,5 +46,5 @@ def program(context: click.Context, dsn: str | None, schema: str) -> None:
     context.obj = Target(dsn, schema)
 
 
-for command in (demo, worker, spark, *commands):
+for command in (demo, worker, spark, bench, *commands):
     program.add_command(command)

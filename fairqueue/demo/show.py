@@ -35,7 +35,7 @@ def show(load: Load, *, workers: int, batch: int, picture: Path) -> bool:
     console = Console(highlight=False)
     try:
         arrival, fair = _race(console, load, workers, batch)
-    except (DBAPIError, ArgumentError, FairqueueError, embedded.EmbeddedError, WorkersGone, CleanupError) as error:
+    except (DBAPIError, ArgumentError, FairqueueError, WorkersGone, CleanupError) as error:
         cause = error.orig if isinstance(error, DBAPIError) else error
         raise DemoError(" ".join(str(cause).split())) from error
     print_report(console, arrival, fair)

@@ -12,8 +12,10 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from fairqueue.errors import FairqueueError
 
-class EmbeddedError(RuntimeError):
+
+class EmbeddedError(FairqueueError, RuntimeError):
     """The server cannot be had; the message says why and what to do."""
 
 

@@ -1,0 +1,28 @@
+"""The command ``fairqueue bench``: what ``python -m benchmarks`` does, where that is."""
+
+from __future__ import annotations
+
+import click
+
+from .base import Command, Failed
+
+__all__ = ["bench"]
+
+
+@click.command(
+    cls=Command,
+    add_help_option=False,
+    context_settings={"ignore_unknown_options": True},
+    short_help="Measure fairness and speed, in a checkout of the repository.",
+)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def bench(arguments: tuple[str, ...]) -> None:
+    """Measure fairness and speed beside other queues, as `make bench` does."""
+    try:
+        from benchmarks.__main__ import main
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package != "benchmarks":
+            raise Failed(f"{package} is not installed; pip install 'fairqueue[benchmarks]'") from error
+        raise Failed("the benchmarks are not in the package: `make bench`, in a checkout of its repository") from error
+    main(arguments, prog_name="fairqueue bench")
