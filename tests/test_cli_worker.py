@@ -98,7 +98,7 @@ def alive(pid: int) -> bool:
     """A process that is neither gone nor dead and merely not yet asked for."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the latter if it goes while we read
         return False
 
 

@@ -264,7 +264,7 @@ class TestRaces:
         """Eight sessions, four verbs, opposite orders: each lease is ended once, and nobody deadlocks."""
         enqueue(engine, 200)
         batch = pairs(lease(engine, 200))
-        connections = [impatient(raw, database_url) for _ in range(8)]
+        connections = [raw(database_url) for _ in range(8)]
         start = Barrier(len(connections))
 
         def race(number: int) -> list[str]:

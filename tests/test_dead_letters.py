@@ -269,7 +269,7 @@ class TestConcurrentRedrives:
     def test_races(self, session: Session, raw: Raw, database_url: str) -> None:
         """Of overlapping calls in all orders each message is put back by one, and nobody deadlocks."""
         ids = kill(session, "acme", 120)
-        connections = [impatient(raw, database_url) for _ in range(6)]
+        connections = [raw(database_url) for _ in range(6)]
 
         def race(number: int) -> list[int]:
             back: list[int] = []

@@ -86,7 +86,7 @@ def test_random_life_with_faults(own_server: embedded.Server, seed: str, tmp_pat
     crew = Crew(url, seed, SECONDS, tmp_path, faults=True)
     troubles = Troubles(own_server, url, crew, witness, random.Random(seed))  # noqa: S311
     try:
-        while not crew.is_over():
+        while troubles.crashes or not crew.is_over():
             troubles.make()
             witness.look()
         troubles.end()

@@ -137,7 +137,7 @@ def small_queue(connection: Connection, watched: Watched) -> list[Statement]:
     )
     connection.execute(
         "INSERT INTO fairqueue.message (queue, channel, dequeue_at)"
-        " VALUES ('small', 'b', fairqueue.unix_ms(fairqueue.clock()) + 200)"
+        " VALUES ('small', 'b', fairqueue.unix_ms(fairqueue.clock()) + 2000)"
     )
     dequeue = "SELECT * FROM fairqueue.message_dequeue('small')"
     statements = watched.run(dequeue)

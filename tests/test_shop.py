@@ -192,8 +192,10 @@ def make_trouble(shop: Shop, server: embedded.Server, engine: Engine) -> None:
     def go_on() -> None:
         time.sleep(SECONDS / 5)
 
+    first = shop.pid("worker 1")
+    shop.wait_for(rf" {first} INFO fairqueue\.worker: .* (works) on queue")  # else it wouldn't know what a signal means
     go_on()
-    os.kill(shop.pid("worker 1"), signal.SIGTERM)
+    os.kill(first, signal.SIGTERM)
     assert shop.wait_for(r"^worker 1: ended with exit code (-?\d+)") == ("0",)
     shop.pid("worker 1", 2)
 

@@ -169,7 +169,7 @@ def test_what_a_thread_finishes_at_the_last_moment(
             original(threads, function)
 
     monkeypatch.setattr(Threads, "call_soon", call_soon)
-    app = worker_of("plain", lambda *_: app.stop(), grace=0.2)
+    app = worker_of("plain", lambda *_: app.stop(), grace=2)
     assert asyncio.run(app.run_async()) == 0
     assert endings(session) == ["completed"]
 

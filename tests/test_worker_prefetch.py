@@ -78,8 +78,9 @@ def test_what_comes_as_a_thread_ends(
         original(run)
         if late:
             late.clear()
-            with Session(engine) as other:
-                put(other, "acme", 2)
+            # In one statement: the worker may fall asleep while a transaction is open.
+            with Session(engine.execution_options(isolation_level="AUTOCOMMIT")) as other:
+                fq.enqueue_many(other, [{"channel": "acme"}, {"channel": "acme"}])
             wait_until(lambda: len(run.standby) == 2)
 
     monkeypatch.setattr(Run, "handle_in_thread", slowly)
@@ -124,7 +125,7 @@ def test_one_that_is_lost(session: Session, worker_of: WorkerOf, caplog: pytest.
         if message.id == first:
             go.wait(30)
 
-    with worker_of("plain", body, concurrency=1, prefetch=2, lease=1):
+    with worker_of("plain", body, concurrency=1, prefetch=2, lease=3):
         wait_until(lambda: leased(session) == 3)
         assert session.execute(fq.cancel(second)).one().result == "cancelled"
         session.commit()

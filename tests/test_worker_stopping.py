@@ -300,7 +300,7 @@ class TestEmbedding:
 def test_nothing_stays_leased(kind: str, grace: float, session: Session, worker_of: WorkerOf) -> None:
     """Stopped while it dequeues, the worst moment, and at others: what it has leased is finished or handed back."""
     add_effects(session)
-    put(session, "acme", 200)
+    put(session, "acme", 1000)
     app = worker_of(kind, act, grace=grace, concurrency=5)
     engine: Any = getattr(app.engine, "sync_engine", app.engine)
 
@@ -416,18 +416,21 @@ def test_a_server_that_hangs(
         schema.install(connection)
     engine.dispose()
     app = worker_of(kind, lambda *_: None, engine={"url": url}, grace=0.2)
-    with app, statements(app.engine, "message_dequeue") as sent, statements(app.engine, "queue_unlisten") as taken_back:
-        wait_until_it_waits(app)
-        pids = [own_server.pid, *children(own_server.pid)]
-        for pid in pids:
-            os.kill(pid, signal.SIGSTOP)
-        assert app._run is not None
-        assert app._run.listener is not None
-        app._run.threads.call_soon(app._run.listener.cease)
-        more = len(sent)
-        wait_until(lambda: len(sent) > more and taken_back)
-    for pid in pids:
-        os.kill(pid, signal.SIGCONT)
+    stopped: list[int] = []
+    try:
+        with app, statements(app.engine, "queue_unlisten") as taken_back:
+            wait_until_it_waits(app)
+            for pid in (own_server.pid, *children(own_server.pid)):
+                os.kill(pid, signal.SIGSTOP)
+                stopped.append(pid)
+            run = app._run
+            assert run is not None
+            assert run.listener is not None
+            run.threads.call_soon(run.listener.cease)
+            wait_until(lambda: taken_back and not run.waiting)  # it looks
+    finally:
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
     # What was abandoned comes to its end with the server.
     wait_until(lambda: not [each for each in threading.enumerate() if each.name.startswith("fairqueue-")])
 

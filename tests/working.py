@@ -161,7 +161,10 @@ def wait_until_it_waits(app: fq.Worker) -> None:
 
     def waits() -> bool:
         run = app._run
-        return run is not None and run.waiting and run.listener is not None and run.listener.listens
+        if run is None or not run.waiting or run.listener is None:
+            return False
+        # Neither is it about to look once more, as it has just been granted what it asked for, or as it has been told.
+        return run.listener.listens and not run.listener._awaited and not run.news._event.is_set()
 
     wait_until(waits)
 

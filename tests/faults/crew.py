@@ -1,5 +1,6 @@
 """The processes of a random life: started, killed, stopped, continued, and waited for."""
 
+import contextlib
 import json
 import os
 import random
@@ -73,7 +74,8 @@ class Crew:
         if not alive:
             return None
         process = dice.choice(alive)
-        os.kill(process.pid or 0, number)
+        with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+            os.kill(process.pid or 0, number)
         return process
 
     def end(self) -> Logs:

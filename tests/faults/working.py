@@ -1,6 +1,7 @@
 """Processes that are a `fairqueue.Worker`, and the faults that befall them: killed, stopped, told to stop."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import random
@@ -104,4 +105,5 @@ class WorkerTroubles(Troubles):
         """Once, or as somebody does who is in a hurry."""
         process = self.crew.signal(self.dice, signal.SIGTERM)
         if process is not None and process.pid is not None and self.dice.random() < 0.3:
-            os.kill(process.pid, signal.SIGTERM)
+            with contextlib.suppress(ProcessLookupError):  # the first one was enough
+                os.kill(process.pid, signal.SIGTERM)
