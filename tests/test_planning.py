@@ -100,6 +100,24 @@ def test_among_many_channels_it_is_longer(session: Session) -> None:
     check_invariants(session.connection())
 
 
+def test_one_that_comes_to_nothing(session: Session) -> None:
+    """As each channel has one message more at most: it isn't tried again before what is planned has been served."""
+    each = [put(session, channel, 9) for channel in "abc"]
+    order = [message.id for message in lease_of(session, 2)]
+    plan_ahead(session)
+    state = text("SELECT planned - place, ahead, plan_at FROM fairqueue.rotation")
+    while not order[2:] or session.execute(state).one()[0] > 7:
+        order += [message.id for message in lease_of(session, 1)]
+    plan_ahead(session)
+    for expected in range(5, -1, -1):
+        order += [message.id for message in lease_of(session, 1)]
+        left, ahead, plan_at = session.execute(state).one()
+        assert (left, plan_at - ahead) == (expected, expected)
+    order += [message.id for message in lease_of(session, 9)]
+    assert order == [ids[turn] for turn in range(9) for ids in each]
+    check_invariants(session.connection())
+
+
 # What happens while there is a plan
 
 

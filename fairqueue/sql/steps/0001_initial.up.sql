@@ -3351,6 +3351,7 @@ DECLARE
     v_now bigint;
     v_until timestamptz;
     v_got integer;
+    v_rest integer;
     v_rounds integer := 0;
     v_has_urgent boolean;
     v_has_news boolean;
@@ -3503,9 +3504,11 @@ BEGIN
             v_got := scheduler_plan(v_queue, r.vtime, r.vsince, v_now, r.ahead, r.place, r.planned);
             r.planned := r.planned + v_got;
             v_written := false;
-            IF v_got = 0 AND r.planned = r.place THEN
-                r.ahead := least(r.ahead, 2048);
-                r.plan_at := 2 * r.ahead;
+            IF v_got = 0 THEN
+                -- It isn't tried again before the rest of the plan has been served; or as many as have been without one.
+                v_rest := CASE WHEN r.planned > r.place THEN least(r.planned - r.place, 4096) ELSE least(r.ahead, 2048) END;
+                r.ahead := least(r.ahead, 4096 - v_rest);
+                r.plan_at := r.ahead + v_rest;
             END IF;
         END IF;
         v_bound_tag := 9223372036854775807;
