@@ -7,7 +7,8 @@ had.
 
 At batch 100, fairqueue has planned the small one ahead: one visit to a channel schedules several of its messages. That
 can't be where so many channels take turns that each message of a plan would be from another one. With planning switched
-off in both, size shows by itself.
+off in both, size shows by itself; but then a hundred channels are dealt a hundred messages by their shares, which takes
+longer than the first message of each of many.
 """
 
 from __future__ import annotations

@@ -62,7 +62,8 @@ class TypedMessage(Base, Generic[P]):
         IntegrityError. :func:`fairqueue.enqueue_unique` ignores or replaces instead.
     :param max_attempts: after how many failed attempts it is a dead letter; None: as the queue has it.
     :param backoff: seconds (or a timedelta) before the second attempt; None: as the queue has it.
-    :raises InvalidValue: naming the field, for what can't be; nothing has been written then.
+    :raises InvalidValue: naming the field, for what can't be; for a payload or body, which may still change, when it is
+        flushed. Nothing has been written then.
     """
 
     __abstract__ = True
