@@ -227,6 +227,6 @@ def test_they_die_at_any_time(session: Session, database_url: str, watching: psy
     served = [id_ for future in working for id_ in future.result()]
     assert len(served) == len(set(served))
     assert session.scalars(text("SELECT id FROM fairqueue.message WHERE leased_until IS NULL")).all() == []
-    assert killed > 5
+    assert killed > 1
     assert (session.scalar(text("SELECT planned FROM fairqueue.rotation")) or 0) > 300
     check_invariants(session.connection())
