@@ -14,9 +14,9 @@ from logging.config import fileConfig
 
 from alembic import context
 from alembic.util import CommandError
-from sqlalchemy import URL, Connection, create_engine, make_url, pool, text
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy import URL, Connection, create_engine, pool, text
 
+from fairqueue._url import parsed
 from fairqueue.errors import InvalidValue
 from fairqueue.schema import DEFAULT_SCHEMA, check_schema_name, downgrade_sql, quote, upgrade_sql
 
@@ -36,12 +36,9 @@ def database_url() -> URL:
     if not dsn:
         raise CommandError("set FAIRQUEUE_DSN to the database, as in postgresql://user@localhost/app")
     try:
-        url = make_url(dsn)
-    except ArgumentError as error:
-        raise CommandError("FAIRQUEUE_DSN is no URL; write it as in postgresql://user@localhost/app") from error
-    if url.get_backend_name() not in {"postgres", "postgresql"}:
-        raise CommandError(f"FAIRQUEUE_DSN must begin with postgresql://, not {url.drivername}://")
-    return url.set(drivername="postgresql+psycopg")
+        return parsed(dsn)
+    except InvalidValue as error:
+        raise CommandError(f"FAIRQUEUE_DSN: {error}") from None
 
 
 def execute(statements: list[str]) -> None:

@@ -15,9 +15,9 @@ from typing import Any
 
 import psycopg
 from psycopg.sql import SQL, Identifier
-from sqlalchemy import make_url
 
 from fairqueue import embedded
+from fairqueue._url import libpq, parsed
 
 from .systems import System
 
@@ -47,7 +47,7 @@ class Place:
         name = f"{self.name}_{next(self._numbers)}"
         self.admin.execute(SQL("CREATE DATABASE {} TEMPLATE template0").format(Identifier(name)))
         try:
-            dsn = make_url(self.dsn).set(database=name).render_as_string(hide_password=False)
+            dsn = libpq(parsed(self.dsn).set(database=name))
             if system is not None:
                 system.install(dsn)
             yield dsn
@@ -85,8 +85,7 @@ def opened() -> Iterator[tuple[Place, embedded.Server | None]]:
     with contextlib.ExitStack() as stack:
         server = None
         if given := os.environ.get("FAIRQUEUE_DSN"):
-            url = make_url(embedded.sqlalchemy_url(given)).set(drivername="postgresql")
-            dsn = url.render_as_string(hide_password=False)
+            dsn = libpq(parsed(given))
         else:
             server = stack.enter_context(embedded.ephemeral(fast=False))
             dsn = server.dsn

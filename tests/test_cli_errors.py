@@ -77,8 +77,8 @@ def test_a_wrong_command_line(arguments: list[str], said: str, database_url: str
     ("url", "code", "said"),
     [
         ("", 2, "use --dsn, FAIRQUEUE_DSN or DATABASE_URL"),
-        ("mysql://u:s3cret@h/d", 2, "write postgresql://"),
-        ("host=h password=s3cret", 2, "write postgresql://"),
+        ("mysql://u:s3cret@h/d", 2, "must begin with postgresql://"),
+        ("host=h password=s3cret", 2, "must begin with postgresql://"),
         ("postgresql://u:s3cret@h:port/d", 2, "write postgresql://"),
         ("postgresql://u:s3cret@127.0.0.1:{free_port}/d", 1, "check the host and the port"),
         ("postgresql://u:s3cret@/d?host=/nowhere", 1, "check the host and the port"),

@@ -18,10 +18,16 @@ from typing import Any, Self
 
 import psycopg
 import pytest
+from sqlalchemy import create_engine, text
 
+import benchmarks.place
 from fairqueue import embedded
+from fairqueue._url import libpq as libpq_of
+from fairqueue._url import parsed
 from fairqueue.embedded import EmbeddedError, _programs
 from fairqueue.embedded._files import trying
+from fairqueue.errors import InvalidValue
+from fairqueue.testing._databases import Databases
 from tests.acts import wait_until
 from tests.fixtures.postgres import libpq
 
@@ -263,6 +269,28 @@ class TestShared:
         with pytest.raises(EmbeddedError, match="was made by PostgreSQL 9"):
             embedded.shared()
 
+    @pytest.mark.parametrize("name", ["a b", "a+b", "a%20b", "ü"])
+    def test_a_home_of_any_name(self, home: Path, name: str) -> None:
+        """The socket is in it, so its name is in the addresses, for libpq and for SQLAlchemy."""
+        with embedded.shared(home / name) as server:
+            assert name in server.socket_directory
+            for url in (server.dsn, server.url(), libpq_of(parsed(server.dsn)), libpq_of(parsed(server.url()))):
+                assert query(url, "SELECT 1") == 1
+            for url in (server.url(), parsed(server.dsn), parsed(libpq_of(parsed(server.url())))):
+                engine = create_engine(url)
+                with engine.connect() as connection:
+                    assert connection.scalar(text("SELECT current_setting('unix_socket_directories')")) == (
+                        f'"{server.socket_directory}"'
+                    )
+                engine.dispose()
+            # And so does what makes databases there.
+            with Databases(server.url()) as databases, databases.create("template1") as url:
+                assert query(libpq_of(parsed(url)), "SELECT 1") == 1
+            place = benchmarks.place.Place(server.dsn)
+            with place.database() as dsn:
+                assert query(dsn, "SELECT 1") == 1
+            place.close()
+
     def test_a_home_too_deep_for_a_socket_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(EmbeddedError, match="too long for a socket"):
             embedded.shared(tmp_path / ("d" * 90))
@@ -371,6 +399,33 @@ class TestDatabaseUrl:
         monkeypatch.setenv("FAIRQUEUE_DSN", f"{scheme}://u:p@h:1/d?sslmode=require")
         with embedded.database_url() as url:
             assert url == "postgresql+psycopg://u:p@h:1/d?sslmode=require"
+
+    @pytest.mark.parametrize(
+        ("query", "kept"),
+        [
+            ("ssl=require", {"sslmode": "require"}),
+            ("ssl=verify-full&sslrootcert=/a%20b", {"sslmode": "verify-full", "sslrootcert": "/a b"}),
+            ("ssl=true", {"sslmode": "require"}),
+            ("ssl=False&application_name=x", {"sslmode": "disable", "application_name": "x"}),
+            ("prepared_statement_cache_size=0&statement_cache_size=0&host=/a", {"host": "/a"}),
+            ("prepared_statement_name_func=f&async_fallback=true&command_timeout=1&timeout=1", {}),
+        ],
+    )
+    def test_what_asyncpg_takes_is_said_to_psycopg(self, query: str, kept: dict[str, str]) -> None:
+        """Nothing else is changed: no password, and not what is of another driver."""
+        url = parsed(f"postgresql+asyncpg://u:p%3Fssl%3Dtrue+ @h:1/d?{query}")
+        assert (url.drivername, url.query, url.password) == ("postgresql+psycopg", kept, "p?ssl=true+ ")
+        seen = psycopg.conninfo.conninfo_to_dict(libpq_of(url))  # which refuses what libpq doesn't know
+        assert {name: seen[name] for name in [*kept, "password"]} == kept | {"password": "p?ssl=true+ "}
+        other = f"postgresql+psycopg://u@h/d?{query}"
+        assert embedded.sqlalchemy_url(other) == other
+
+    def test_what_cannot_be_read_is_not_shown(self) -> None:
+        for scheme in ("postgresql", "postgresql+asyncpg"):
+            with pytest.raises(InvalidValue, match=r"^the database URL can't be read") as refused:
+                parsed(f"{scheme}://u:s3cret@h:port/d?ssl=true")
+            assert "s3cret" not in str(refused.value)
+            assert refused.value.__suppress_context__
 
     @pytest.mark.parametrize("dsn", ["mysql://h/d", "host=h dbname=d", "postgresqlx://h/d"])
     def test_refuses_what_is_not_postgresql(self, dsn: str) -> None:

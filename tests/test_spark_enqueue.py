@@ -112,10 +112,18 @@ def test_bad_input(engine: Engine, database_url: str, tmp_path: Path, arguments:
     assert messages(engine) == []
 
 
-def test_a_password_goes_into_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://app:se%40cret@db:5432/shop?sslmode=require",
+        "postgresql://app@db:5432/shop?password=se%40cret&sslmode=require",
+        "postgresql://app:other@db:5432/shop?password=se%40cret&sslmode=require",
+    ],
+)
+def test_a_password_goes_into_the_environment(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not into the options, which Spark shows."""
     monkeypatch.setenv("PGPASSWORD", "")
-    options = options_of(Target("postgresql://app:se%40cret@db:5432/shop?sslmode=require", "queue"))
+    options = options_of(Target(url, "queue"))
     assert options == {"url": "postgresql://app@db:5432/shop?sslmode=require", "schema": "queue"}
     assert os.environ["PGPASSWORD"] == "se@cret"
     assert Place(**options).url == options["url"]

@@ -159,7 +159,7 @@ class TestPlaces:
 
     def test_nothing_is_shown(self) -> None:
         assert "secret" not in repr(Place(url="postgresql://secret@db/app"))
-        with pytest.raises(InvalidValue, match=r"^url can't be read") as refused:
+        with pytest.raises(InvalidValue, match=r"^the database URL can't be read") as refused:
             Place(url="postgresql://app:hunter2@db:port/app")
         assert refused.value.__suppress_context__
         assert "hunter2" not in str(refused.value)

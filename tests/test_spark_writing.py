@@ -132,7 +132,7 @@ class TestRefusals:
             ({"rejects": ""}, "option rejects must not be empty"),
             ({"queue": "x" * 256}, "queue must have 1 to 255 characters, not 256"),
             ({"schema": "x" * 64}, "schema must be a name of 1 to 63 bytes"),
-            ({"url": "mysql://db"}, "url can't be read: write postgresql://"),
+            ({"url": "mysql://db"}, "a database URL must begin with postgresql://"),
             ({"URL": "postgresql://app:hunter2@db/app"}, "url must not hold a password"),
         ],
     )

@@ -157,8 +157,9 @@ def test_two_at_once(empty_database_url: str, raw: Raw, isolation: str) -> None:
     [
         (None, [], "set FAIRQUEUE_DSN"),
         ("", [], "set FAIRQUEUE_DSN"),
-        ("host=localhost", [], "FAIRQUEUE_DSN is no URL"),
-        ("mysql://localhost/app", [], "must begin with postgresql://, not mysql://"),
+        ("host=localhost", [], "FAIRQUEUE_DSN: a database URL must begin with postgresql://"),
+        ("mysql://localhost/app", [], "FAIRQUEUE_DSN: a database URL must begin with postgresql://"),
+        ("postgresql://u:s3cret@localhost:x/app", [], "FAIRQUEUE_DSN: the database URL can't be read"),
         ("postgresql://localhost/app", ["-x", "schema="], "schema must be a name of 1 to 63 bytes, not ''"),
     ],
 )

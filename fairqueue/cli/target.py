@@ -101,18 +101,14 @@ def now(session: Session) -> datetime:
 
 
 def _engine(url: str) -> Engine:
-    from sqlalchemy import create_engine, make_url
-    from sqlalchemy.exc import ArgumentError
+    from sqlalchemy import create_engine
 
-    from fairqueue._url import sqlalchemy_url
+    from fairqueue._url import parsed
+    from fairqueue.errors import InvalidValue
 
     try:
-        parsed = make_url(sqlalchemy_url(url))
-    except (ArgumentError, ValueError):
-        # Without the URL: it may hold a password.
-        raise Invalid(
-            "the database URL can't be read; write postgresql://user:password@host:port/database, with %XX for special"
-            " characters in the password"
-        ) from None
-    patience = {} if "connect_timeout" in parsed.query else {"connect_timeout": _CONNECT_TIMEOUT}
-    return create_engine(parsed, connect_args=patience)
+        place = parsed(url)
+    except InvalidValue as error:
+        raise Invalid(str(error)) from None
+    patience = {} if "connect_timeout" in place.query else {"connect_timeout": _CONNECT_TIMEOUT}
+    return create_engine(place, connect_args=patience)

@@ -87,7 +87,8 @@ class Server:
         database = quote(database, safe="")
         if (password := self.password) is not None:
             return f"{scheme}://{self.user}:{password}@{self.host}:{self.port}/{database}"
-        place = urlencode({"host": self.host, "port": self.port}, safe="/")
+        # A space is %20 for everybody; libpq would take a plus for a plus.
+        place = urlencode({"host": self.host, "port": self.port}, quote_via=quote)
         return f"{scheme}://{self.user}@/{database}?{place}"
 
     @property

@@ -12,6 +12,8 @@ import psycopg
 from psycopg.sql import SQL, Composable, Identifier, Literal
 from sqlalchemy import make_url
 
+from fairqueue._url import libpq
+
 __all__ = ["COMMENT", "Databases"]
 
 #: How :class:`fairqueue.testing.Clock` knows a database whose time may be moved.
@@ -31,8 +33,7 @@ class Databases:
         self._prefix = prefix or f"fairqueue_test_{secrets.token_hex(4)}"
         self._numbers = itertools.count(1)
         self._finished: list[str] = []
-        libpq = self._url.set(drivername="postgresql").render_as_string(hide_password=False)
-        self._admin = psycopg.connect(libpq, autocommit=True)
+        self._admin = psycopg.connect(libpq(self._url), autocommit=True)
         # Copying files is the quicker way only where nothing has to be synchronised to disk.
         unsafe = self._admin.execute("SHOW fsync").fetchone() == ("off",)
         self._strategy = SQL("STRATEGY file_copy" if unsafe and self._admin.info.server_version >= 150000 else "")

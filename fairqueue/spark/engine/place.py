@@ -20,16 +20,14 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import make_url
-from sqlalchemy.exc import ArgumentError
-
-from fairqueue._url import sqlalchemy_url
+from fairqueue._url import libpq, parsed
 from fairqueue.errors import InvalidValue
 from fairqueue.schema import DEFAULT_SCHEMA, check_schema_name, quote
 
 if TYPE_CHECKING:
     import psycopg
     from adbc_driver_manager.dbapi import Connection as ArrowConnection
+    from sqlalchemy import URL
 
     from fairqueue.cli.target import Target
 
@@ -54,7 +52,7 @@ class Place:
 
     def __post_init__(self) -> None:
         check_schema_name(self.schema)
-        if self.url is not None and _has_password(_parsed(self.url)):
+        if self.url is not None and _has_password(parsed(self.url)):
             raise InvalidValue(
                 "url must not hold a password, as Spark keeps options in its plans; put it into PGPASSWORD or a"
                 " passfile (option passfile), or the whole URL into FAIRQUEUE_DSN, on the driver and on the executors"
@@ -89,11 +87,8 @@ class Place:
         defaults = {"connect_timeout": _CONNECT_TIMEOUT, "application_name": "fairqueue"}
         if self.passfile is not None:
             defaults["passfile"] = self.passfile
-        parsed = _parsed(url)
-        parsed = parsed.update_query_dict({**defaults, **parsed.query})
-        place, _, query = parsed.set(drivername="postgresql").render_as_string(hide_password=False).partition("?")
-        # SQLAlchemy writes a space as a plus, which libpq takes for a plus.
-        return f"{place}?{query.replace('+', '%20')}"
+        place = parsed(url)
+        return libpq(place.update_query_dict({**defaults, **place.query}))
 
 
 class _Database:
@@ -116,16 +111,8 @@ def _database(url: str) -> Any:
     return _Database(url)
 
 
-def _has_password(url: Any) -> bool:
+def _has_password(url: URL) -> bool:
     return url.password is not None or not {"password", "sslpassword"}.isdisjoint(url.query)
-
-
-def _parsed(url: str) -> Any:
-    try:
-        return make_url(sqlalchemy_url(url))
-    except (ArgumentError, ValueError):
-        # Without the URL: it may hold a password.
-        raise InvalidValue("url can't be read: write postgresql://user@host:port/database") from None
 
 
 def options_of(target: Target) -> dict[str, str]:
@@ -136,8 +123,9 @@ def options_of(target: Target) -> dict[str, str]:
     """
     if not isinstance(target.place, str):
         raise InvalidValue("no database is named; use --dsn, FAIRQUEUE_DSN or DATABASE_URL")
-    url = _parsed(target.place)
-    if url.password is not None:
-        os.environ["PGPASSWORD"] = str(url.password)
-        url = url._replace(password=None)  # which set() does not take for a value
-    return {"url": url.set(drivername="postgresql").render_as_string(), "schema": target.schema}
+    url = parsed(target.place)
+    if password := url.query.get("password", url.password):  # the order that libpq has
+        os.environ["PGPASSWORD"] = str(password)
+    # To set(), None is no value.
+    url = url._replace(password=None).difference_update_query(["password"])
+    return {"url": libpq(url), "schema": target.schema}
