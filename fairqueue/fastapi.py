@@ -2,6 +2,7 @@
 
 ::
 
+    from contextlib import asynccontextmanager
     from typing import Annotated
 
     import fairqueue as fq
@@ -11,7 +12,15 @@
 
     engine = create_async_engine("postgresql+psycopg://localhost/app")
     worker = fq.Worker(engine)
-    app = FastAPI(lifespan=with_worker(worker))
+
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI):
+        yield  # the worker runs here
+        await engine.dispose()  # its connections belong to this event loop; a test may start the application again
+
+
+    app = FastAPI(lifespan=with_worker(worker, lifespan))
     Db = Annotated[AsyncSession, Depends(session_dependency(engine))]
 
 

@@ -23,8 +23,9 @@ Enqueueing needs nothing from here. ``db.session`` is the session of the request
         db.session.add(document)
         db.session.flush()
         fq.enqueue(db.session, tenant, {"document": document.id})
+        answer = {"id": document.id}  # before the commit, which expires the document
         db.session.commit()
-        return {"id": document.id}, 202
+        return answer, 202
 
 What :class:`FairQueue` does: ``db.create_all()`` and autogenerate know of the queue (:func:`fairqueue.attach`), flushes
 raise fairqueue's errors (:func:`fairqueue.translate_errors`), ``flask fairqueue --help`` lists the commands that work
@@ -126,7 +127,9 @@ def with_app_context(app: Flask) -> Callable[[Callable[P, R]], Callable[P, R]]:
             ...  # db.session is the same session here
 
     With Flask-SQLAlchemy, what the handler calls may use ``db.session``: it is the session that the handler was given,
-    in whose transaction the message is completed. Don't commit it: the worker does.
+    in whose transaction the message is completed. Don't commit, roll back, close or remove it: the worker does. In an
+    application context of your own, and for a handler that takes no session, it is another one, which is yours to
+    commit.
 
     :raises InvalidValue: for an async handler: Flask-SQLAlchemy is synchronous.
     """

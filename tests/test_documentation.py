@@ -8,6 +8,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,7 +18,8 @@ import alembic.config
 import psycopg
 import pytest
 from click.testing import CliRunner
-from sqlalchemy import Engine, ForeignKey, text
+from sqlalchemy import Engine, ForeignKey, NullPool, text
+from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, relationship
 
 import fairqueue as fq
@@ -167,6 +169,32 @@ def test_operations_page(database_url: str, session: Session) -> None:
         ).fetchall()
     assert (left, kept) == ([("globex",)], [])
     assert fq.check(session) == []
+
+
+@pytest.mark.filterwarnings("ignore:Using `httpx`")
+def test_testing_page_with_fastapi(
+    tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """The test of docs/testing.md for the application of docs/web.md; that again, with the lifespan and asyncpg."""
+    pages = [(ROOT / "docs" / name).read_text("utf-8") for name in ("web.md", "testing.md")]
+    files = {name: code for page in pages for name, code in blocks(page, "python")}
+    for name in ("api.py", "hooks.py"):
+        (tmp_path / name).write_text(files[name])
+        request.addfinalizer(partial(sys.modules.pop, name.removesuffix(".py"), None))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("DATABASE_URL", database_url.replace("+psycopg", "+asyncpg"))
+    known: dict[str, Any] = {}
+    exec(compile(files["web/test_upload.py"], "test_upload.py", "exec"), known)  # noqa: S102
+    known["test_upload"](create_async_engine(database_url, poolclass=NullPool))
+    for _ in range(2):
+        with known["TestClient"](load("hooks").app):
+            pass
+
+
+def test_names_are_there() -> None:
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        for name in re.findall(r"\bfq\.(\w+)", page.read_text("utf-8")):
+            assert hasattr(fq, name), f"{page.name}: fq.{name}"
 
 
 def test_links_lead_somewhere() -> None:

@@ -19,6 +19,8 @@ rates, pauses, the days of history. Within the block it is replaced by one that 
 for every connection of the database, in open transactions too, and no rollback takes it back. Afterwards the function
 is what it was, and time is real.
 
+A delay counts from the flush of its message: ``session.flush()``, if not a commit, comes before the move.
+
 The clock runs on, from wherever it was moved to, until it is told to :meth:`~Clock.freeze`; then it stands still but
 for moves, and a test can say to the millisecond when something is due.
 
