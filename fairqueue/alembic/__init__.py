@@ -26,7 +26,8 @@ From then on ``alembic revision --autogenerate`` writes what the queue needs, be
         op.drop_fairqueue(1)
 
 ``alembic upgrade head``, ``alembic check``, ``alembic downgrade`` and ``--sql`` work as they always do, on
-psycopg and asyncpg. Your tables may have foreign keys to ``fairqueue.message``.
+psycopg and asyncpg. Your tables may have foreign keys to ``fairqueue.message``, with ``ondelete="SET NULL"`` or
+``"CASCADE"``: without either, a message that is referred to can't end.
 
 **A new release of the library** never changes your database by itself. If it brings a new version of the
 tables and functions, ``alembic check`` reports ``('upgrade_fairqueue', 1, 2, 'fairqueue')`` and the next
@@ -40,8 +41,8 @@ everything in it to fairqueue: a table of yours there would never be created.
 **Two applications on one database**: let one history own the queue, and attach it in the other one with
 ``manage=False``. That one writes nothing and proposes nothing for it.
 
-**Without the plugin** write the operations by hand, and if env.py says ``include_schemas=True``, keep
-autogenerate from dropping the queue's tables with :func:`include_name`.
+**Without the plugin** autogenerate leaves the queue out: write the operations by hand, and if env.py says
+``include_schemas=True``, keep it from dropping the queue's tables with :func:`include_name`.
 
 **Types.** Alembic describes ``op`` to type checkers in a fixed list, so they don't know
 ``op.create_fairqueue``. The functions of this module are the same operations, with types::

@@ -49,7 +49,8 @@ class Queue(Base):
     :param max_attempts: after how many failed attempts a message is a dead letter; 20.
     :param backoff: seconds before the second attempt, doubled for each further one; 1.
     :param max_backoff: the most seconds between two attempts; 3600.
-    :param history_days: for how many days outcomes are kept at least, 0 to 36,500; 30. With 0 none are written.
+    :param history_days: for how many days outcomes are kept at least, 0 to 36,500; 30. With 0 none are written; 1 to 29
+        are as 30. Days are dropped for all queues together, so the longest of all counts.
     :param channel_weight: what applies to channels that have no policy of their own, or None in it. The names are
         those of :class:`Channel`; by default weight 1, no max_concurrency, release_interval_ms 0, burst 1, no
         max_size, overflow ``"reject"``.
