@@ -15,6 +15,9 @@ The functions take a Session or an AsyncSession; those that talk to the database
 
     ids = await fq.enqueue_many(async_session, rows)
 
+The commit expires a message like any object of the session, and the next access is a query: the message may be gone by
+then, and a producer role may not read it. Read its id before: ``session.flush(); job = message.id; session.commit()``.
+
 Enqueueing appends rows and takes no lock that anybody waits for, in any isolation level, however long the transaction
 stays open.
 
@@ -22,7 +25,8 @@ stays open.
 second one:
 
 =========== ==========================================================================================================
-"raise"     :class:`fairqueue.DuplicateKey`; a plain ``session.add()`` or :func:`enqueue` does this at its flush
+"raise"     :class:`fairqueue.DuplicateKey`. What :func:`enqueue` or ``session.add()`` put in does this at its flush, as
+            SQLAlchemy's IntegrityError unless the engine was given to :func:`fairqueue.translate_errors`.
 "ignore"    the one that is there stays as it is
 "replace"   one that is ready takes on the new contents and starts anew, with all its attempts. It keeps its id, and its
             place in the channel unless it is given a time or a priority. One that is leased may have read the old
@@ -36,9 +40,10 @@ SERIALIZABLE it may raise a serialization failure where a key was taken or given
 again.
 
 **Bounded channels.** Where :class:`fairqueue.Channel` has a max_size, more is refused with
-:class:`fairqueue.ChannelFull`, or dropped: see its ``overflow``. A dropped message has an id, which only its history
-knows. What other open transactions have put in isn't counted, so it may be overshot by that much. A SERIALIZABLE
-transaction that enqueues to a bounded channel may meet a serialization failure.
+:class:`fairqueue.ChannelFull`, or dropped: see its ``overflow``. A flush, too, raises this only where the engine was
+given to :func:`fairqueue.translate_errors`, else SQLAlchemy's DatabaseError. A dropped message has an id, which only
+its history knows. What other open transactions have put in isn't counted, so it may be overshot by that much. A
+SERIALIZABLE transaction that enqueues to a bounded channel may meet a serialization failure.
 """
 
 from __future__ import annotations

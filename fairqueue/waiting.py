@@ -95,6 +95,8 @@ def wait_for(
 def wait_for(engine: Engine | AsyncEngine, messages: Messages, *, timeout: float | timedelta | None) -> Any:
     """Wait until messages have ended: completed, dead, cancelled or dropped. A failure that is retried is no end.
 
+    Commit first: for a message that isn't committed it returns at once, with the outcome None.
+
     :param engine: an Engine, or an AsyncEngine, for which an awaitable is returned.
     :param messages: one id, :class:`fairqueue.Message` or :class:`LeasedMessage`, or any number of these.
     :param timeout: for how many seconds (or a timedelta) at most; 0 looks once, None waits for ever.
