@@ -39,3 +39,26 @@ def rows(connection: psycopg.Connection, schema: str = "fairqueue") -> dict[str,
     """How many rows each table has, of those that have any."""
     counts = {table: value(connection, f'SELECT count(*) FROM "{schema}".{table}') for table in RELATIONS}
     return {table: count for table, count in counts.items() if count}
+
+
+def without_autovacuum(connection: psycopg.Connection) -> None:
+    """Which analyses, too, and makes sessions plan again: nothing to count on."""
+    for table in {*RELATIONS, "dead_message"} - {"history"}:  # which has partitions
+        connection.execute(f"ALTER TABLE fairqueue.{table} SET (autovacuum_enabled = off)".encode())
+
+
+def leases(connection: psycopg.Connection, number: int) -> tuple[list[int], list[int]]:
+    rows = connection.execute(
+        "SELECT id, attempt FROM fairqueue.message_dequeue('default', %s, 3600)", (number,)
+    ).fetchall()
+    return [row[0] for row in rows], [row[1] for row in rows]
+
+
+def buffers(connection: psycopg.Connection, limit: int) -> int:
+    """The pages that a dequeue touches."""
+    row = connection.execute(
+        "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) SELECT * FROM fairqueue.message_dequeue('default', %s, 3600)", (limit,)
+    ).fetchone()
+    assert row is not None
+    plan = row[0][0]["Plan"]
+    return sum(plan[f"Shared {kind} Blocks"] for kind in ("Hit", "Read", "Dirtied"))

@@ -277,20 +277,3 @@ def test_truncating_the_messages(session: Session, dequeued: int) -> None:
     put(session, "new", 1)
     assert sorted(take(session, 10)) == ["c7", "c7", "new"]
     check_invariants(session.connection())
-
-
-@pytest.mark.parametrize("later", [False, True], ids=["ready", "for later"])
-def test_lost_signals_heal(session: Session, later: bool) -> None:
-    """A look at every channel now and then finds what no signal told of."""
-    put(session, "busy", 200)
-    take(session)
-    lost = put(session, "lost", 2, dequeue_at=clock(session) + (200 if later else 0))
-    sql(session, "TRUNCATE fairqueue.signal")
-    served = [message.id for message in drain(session)]
-    if later:
-        while clock(session) <= session.get_one(fq.Message, lost[0]).dequeue_at:
-            session.commit()
-        put(session, "busy", 100)
-        served += [message.id for message in drain(session)]
-    assert set(lost) <= set(served)
-    check_invariants(session.connection())

@@ -47,10 +47,15 @@ def by_the_end_of_a_lease(session: Session, first: fq.LeasedMessage) -> str:
 
 
 def by_the_sweep(session: Session, first: fq.LeasedMessage) -> str:
-    """No signal tells of the channel."""
+    """Its signal stands behind those of a flood."""
     sql(session, "DELETE FROM fairqueue.signal")
-    sql(session, "UPDATE fairqueue.rotation SET turn = 1024 + 32")
-    put(session, "globex", dequeue_at=4_000_000_000_000)
+    sql(
+        session,
+        """
+        INSERT INTO fairqueue.signal (queue, channel, dequeue_at, message_id, urgent)
+        SELECT 'default', 'globex', 4000000000000, 1, false FROM generate_series(1, 1000)
+        """,
+    )
     return HOLD_SIGNALS
 
 

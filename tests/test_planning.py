@@ -13,7 +13,7 @@ import fairqueue as fq
 from tests.acts import expire, lease_of, move_clock, plan_ahead, put, sql, truncate
 from tests.fixtures.connections import Raw
 from tests.invariants import check_invariants
-from tests.limiting import NOW
+from tests.limiting import NOW, leases, limit
 from tests.reference import BLOCKED, Entry, Policy
 from tests.twins import EARLY, HOUR, Twins, planned
 
@@ -409,6 +409,37 @@ def test_a_message_that_somebody_holds_is_passed_over(
 ) -> None:
     planned, unplanned = orders(engine, session, raw(database_url))
     assert planned == unplanned
+
+
+@pytest.mark.parametrize("limit_", [1, 3], ids=["with others", "in its turn"])
+def test_a_planned_message_that_is_another_channel_s_now(session: Session, limit_: int) -> None:
+    """Moved, and back at the place in its table where it was planned: the limit of its new channel holds."""
+    limit(session, "limited", max_concurrency=1)
+    put(session, "limited")
+    (first,) = leases(session, 1)
+    for channel in ("a", "b"):
+        put(session, channel, 40)
+    plan_ahead(session)
+    leases(session, 1)
+    (_, moved) = planned(session)[10]
+    sql(session, "UPDATE fairqueue.message SET channel = 'limited' WHERE id = :id", id=moved)
+    leases(session, 1)  # Folds that.
+    assert ("a", moved) in planned(session) or ("b", moved) in planned(session)
+    sql(
+        session,
+        """
+        UPDATE fairqueue.plan p
+        SET rows[array_position(p.ids, :id)] = (SELECT m.ctid FROM fairqueue.message m WHERE m.id = :id)
+        WHERE :id = ANY (p.ids)
+        """,
+        id=moved,
+    )
+    while batch := leases(session, limit_):
+        assert moved not in [message.id for message in batch]
+    check_invariants(session.connection())
+    session.execute(fq.complete(first))
+    session.commit()
+    assert [message.id for message in leases(session)] == [moved]
 
 
 #: Where each of some messages was in the plan, of those that were taken from it without the turn.

@@ -11,8 +11,9 @@ import psycopg
 import pytest
 from psycopg.rows import TupleRow
 
-from tests.acts import count, wait_until
+from tests.acts import count
 from tests.fixtures.connections import Raw
+from tests.observing import leases, without_autovacuum
 
 pytestmark = pytest.mark.slow
 
@@ -98,12 +99,6 @@ def nodes(plan: Node) -> Iterator[Node]:
         yield from nodes(child)
 
 
-def without_autovacuum(connection: Connection) -> None:
-    """Which analyses, too, and makes sessions plan again: nothing to count on."""
-    for table in TABLES:
-        connection.execute(f"ALTER TABLE fairqueue.{table} SET (autovacuum_enabled = off)".encode())
-
-
 @pytest.fixture
 def loaded(raw: Raw, database_url: str) -> Connection:
     """200,000 messages in 20,000 channels, just loaded, never analysed."""
@@ -121,13 +116,6 @@ def loaded(raw: Raw, database_url: str) -> Connection:
 @pytest.fixture
 def watched(loaded: Connection, raw: Raw, database_url: str) -> Watched:
     return Watched(raw(database_url))
-
-
-def leases(connection: Connection, number: int) -> tuple[list[int], list[int]]:
-    rows = connection.execute(
-        "SELECT id, attempt FROM fairqueue.message_dequeue('default', %s, 3600)", (number,)
-    ).fetchall()
-    return [row[0] for row in rows], [row[1] for row in rows]
 
 
 def small_queue(connection: Connection, watched: Watched) -> list[Statement]:
@@ -292,136 +280,3 @@ def test_cancelled_channels_don_t_take_a_round_each(loaded: Connection, raw: Raw
     before = count(loaded, "SELECT turn FROM fairqueue.rotation")
     assert leases(loaded, 1) == ([], [])
     assert count(loaded, "SELECT turn FROM fairqueue.rotation") - before < 1000
-
-
-def buffers(connection: Connection, limit: int) -> int:
-    """The pages that a dequeue touches."""
-    row = connection.execute(
-        "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) SELECT * FROM fairqueue.message_dequeue('default', %s, 3600)", (limit,)
-    ).fetchone()
-    assert row is not None
-    plan = row[0][0]["Plan"]
-    return sum(plan[f"Shared {kind} Blocks"] for kind in ("Hit", "Read", "Dirtied"))
-
-
-def least(connection: Connection, limit: int) -> int:
-    """Of five dequeues: without those that do what is done now and then."""
-    return min(buffers(connection, limit) for _ in range(5))
-
-
-@pytest.mark.parametrize("limit", [1, 20])
-@pytest.mark.parametrize(
-    "begin",
-    ["BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1", "BEGIN; SELECT pg_current_xact_id()"],
-    ids=["old snapshot", "forgotten transaction"],
-)
-def test_an_old_transaction_slows_nothing_down(raw: Raw, database_url: str, begin: str, limit: int) -> None:
-    """While nothing can be vacuumed, 20,000 messages pass, and a dequeue touches hardly more pages."""
-    old, connection = raw(database_url), raw(database_url)
-    old.autocommit = connection.autocommit = True
-    without_autovacuum(connection)
-    enqueue = (
-        "INSERT INTO fairqueue.message (channel, dequeue_at) SELECT 'c' || g %% 50, -1 FROM generate_series(1, %s) g"
-    )
-    connection.execute(enqueue, (5000,))
-    for _ in range(5):
-        leases(connection, 100)
-    old.execute(begin.encode())
-    start = least(connection, limit)
-    for _ in range(100):
-        connection.execute(enqueue, (200,))
-        for _ in range(2):
-            ids, attempts = leases(connection, 100)
-            connection.execute("SELECT * FROM fairqueue.message_complete(%s, %s)", (ids, attempts))
-    # What is planned has left a dead entry, and its row, for each of the 50 lanes.
-    assert least(connection, limit) <= 1.5 * start + 100
-    old.execute("COMMIT")
-
-
-def test_a_lease_that_is_held_slows_nothing_down(raw: Raw, database_url: str) -> None:
-    """It ran out while an open transaction has completed it. Now and then a dequeue looks, but not each of them."""
-    old, connection = raw(database_url), raw(database_url)
-    connection.autocommit = True
-    without_autovacuum(connection)
-    connection.execute(PASSING, (50, 1000))
-    held = connection.execute("SELECT id, attempt FROM fairqueue.message_dequeue(lease_seconds => 0.001)").fetchone()
-    assert held is not None
-    old.execute("SELECT * FROM fairqueue.message_complete(ARRAY[%s::bigint], ARRAY[%s])", held)
-    for _ in range(5):
-        leases(connection, 100)
-    for _ in range(100):
-        connection.execute(PASSING, (50, 200))
-        for _ in range(2):
-            ids, attempts = leases(connection, 100)
-            connection.execute("SELECT * FROM fairqueue.message_complete(%s, %s)", (ids, attempts))
-    # They are 34, before PostgreSQL 17 83; if each dequeue looked, 110 and 210, and more with each message that passes.
-    assert least(connection, 1) <= 95
-    old.rollback()
-    wait_until(lambda: leases(connection, 1)[0] == [held[0]])
-
-
-def plan_buffers(connection: Connection) -> list[int]:
-    """The pages touched to make a plan, to take the first message of it and the 62nd, and to take it back."""
-    planned = "SELECT count(*) FROM fairqueue.plan p JOIN fairqueue.rotation r ON p.place > r.place - 32"
-    connection.execute("SELECT fairqueue.scheduler_unplan('default')")
-    connection.execute(
-        "UPDATE fairqueue.rotation SET turn = turn / 64 * 64 + 65, planned = place, ahead = 512, plan_at = 0"
-    )
-    touched = [buffers(connection, 1)]
-    assert count(connection, planned) == 16
-    touched.append(buffers(connection, 1))
-    for _ in range(60):
-        leases(connection, 1)
-    touched.append(buffers(connection, 1))
-    assert count(connection, "SELECT count(*) FROM fairqueue.taken") == 62
-    connection.execute("INSERT INTO fairqueue.message (channel, dequeue_at) VALUES ('c7', -2)")
-    touched.append(buffers(connection, 1))
-    assert count(connection, planned) == 0
-    return touched
-
-
-def test_an_old_transaction_slows_no_plan_down(raw: Raw, database_url: str) -> None:
-    """While 5,000 messages pass through plans that are given up half-way, after as many."""
-    old, connection = raw(database_url), raw(database_url)
-    old.autocommit = connection.autocommit = True
-    without_autovacuum(connection)
-    connection.execute(
-        "INSERT INTO fairqueue.message (channel, dequeue_at) SELECT 'c' || g % 50, -1 FROM generate_series(1, 15000) g"
-    )
-    leases(connection, 1)
-    old.execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1")
-    touched: list[list[int]] = []
-    for _ in range(2):
-        for _ in range(20):
-            connection.execute("UPDATE fairqueue.rotation SET ahead = 512, plan_at = 0")
-            for _ in range(25):
-                leases(connection, 10)
-            connection.execute("INSERT INTO fairqueue.message (channel, dequeue_at) VALUES ('c7', -2)")
-        touched.append(plan_buffers(connection))
-    for before, after in zip(*touched, strict=True):
-        assert after <= 1.5 * before, touched
-    # Each planned message is looked at once more, by its id, when the plan is taken back.
-    assert max(max(pages) for pages in touched) < 512 * 8, touched
-    old.execute("COMMIT")
-
-
-PASSING = "INSERT INTO fairqueue.message (channel, dequeue_at) SELECT 'c' || g %% %s, -1 FROM generate_series(1, %s) g"
-
-
-def test_an_old_transaction_slows_no_news_down(raw: Raw, database_url: str) -> None:
-    """Nor when more comes than is read in one go, while 36,000 messages of 300 channels pass."""
-    old, connection = raw(database_url), raw(database_url)
-    old.autocommit = connection.autocommit = True
-    without_autovacuum(connection)
-    connection.execute(PASSING, (300, 6000))
-    leases(connection, 10)
-    old.execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1")
-    touched = []
-    for _ in range(12):
-        connection.execute(PASSING, (300, 3000))
-        touched.append(buffers(connection, 10))
-        for _ in range(30):
-            ids, attempts = leases(connection, 100)
-            connection.execute("SELECT * FROM fairqueue.message_complete(%s, %s)", (ids, attempts))
-    assert max(touched[-3:]) <= 2 * max(touched[:3]), touched
-    old.execute("COMMIT")

@@ -249,3 +249,23 @@ class TestPause:
             await session.execute(fq.resume())
             await session.commit()
             assert len((await session.scalars(fq.dequeue(limit=9))).all()) == 8
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        "SELECT fairqueue.channel_set('a', weight => 2)",
+        "UPDATE fairqueue.channel SET weight = weight, paused = paused",
+        "SELECT fairqueue.queue_set('default', channel_weight => 3)",
+        "SELECT fairqueue.queue_set('default', history_days => 7)",
+    ],
+)
+def test_what_is_written_again_as_it_was_costs_nothing(session: Session, again: str) -> None:
+    """No dequeue has to read the policies of channels again, or to take back what is planned."""
+    sql(session, "SELECT fairqueue.channel_set('a', weight => 2)")
+    sql(session, "SELECT fairqueue.queue_set('default', channel_weight => 3)")
+    take(session)
+    sql(session, again)
+    assert session.scalars(text("SELECT channel FROM fairqueue.signal")).all() == []
+    sql(session, "SELECT fairqueue.channel_set('a', weight => 1)")
+    assert session.scalars(text("SELECT channel FROM fairqueue.signal")).all() == ["a", "a"]

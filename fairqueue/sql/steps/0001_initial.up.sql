@@ -1696,7 +1696,14 @@ BEGIN
             -- leaves too little.
             WITH state AS MATERIALIZED (
                 SELECT t.turn, k.place, k.messages, t.lane_tag, t.lane_since, pg_current_snapshot() AS snapshot
-                FROM (SELECT x.* FROM rotation x WHERE x.queue = v_queue ORDER BY x.turn DESC LIMIT 1) t
+                FROM (
+                    -- Who is still under way has told nothing yet, however much it wrote.
+                    SELECT x.*,
+                        ARRAY(SELECT unnest(x.urgent_open) EXCEPT SELECT pg_snapshot_xip(pg_current_snapshot()))
+                            AS seen_urgent,
+                        ARRAY(SELECT unnest(x.news_open) EXCEPT SELECT pg_snapshot_xip(pg_current_snapshot()))
+                            AS seen_news
+                    FROM rotation x WHERE x.queue = v_queue ORDER BY x.turn DESC LIMIT 1) t
                 CROSS JOIN LATERAL (
                     SELECT count(*) AS batches, coalesce(max(x.messages), 0)::integer AS messages,
                         -- Up to there all were taken.
@@ -1717,14 +1724,14 @@ BEGIN
                     AND (SELECT true FROM signal s
                         WHERE s.queue = v_queue AND NOT s.urgent AND s.xid >= t.news_from LIMIT 1) IS NULL
                     AND (SELECT true FROM signal s
-                        WHERE s.queue = v_queue AND s.urgent AND s.xid = ANY (t.urgent_open) LIMIT 1) IS NULL
+                        WHERE s.queue = v_queue AND s.urgent AND s.xid = ANY (t.seen_urgent) LIMIT 1) IS NULL
                     AND (SELECT true FROM signal s
-                        WHERE s.queue = v_queue AND NOT s.urgent AND s.xid = ANY (t.news_open) LIMIT 1) IS NULL
+                        WHERE s.queue = v_queue AND NOT s.urgent AND s.xid = ANY (t.seen_news) LIMIT 1) IS NULL
             ), held AS MATERIALIZED (
                 SELECT n.row, n.id, n.place, m.row = n.row AS is_same
                 FROM state s
                 CROSS JOIN LATERAL (
-                    SELECT p.rows[e.nth] AS row, e.id, p.place + e.nth - 1 AS place
+                    SELECT p.rows[e.nth] AS row, e.id, p.channels[e.nth] AS channel, p.place + e.nth - 1 AS place
                     FROM plan p
                     CROSS JOIN LATERAL unnest(p.ids) WITH ORDINALITY AS e (id, nth)
                     WHERE p.queue = v_queue AND p.place > s.place - 32
@@ -1735,7 +1742,8 @@ BEGIN
                 -- Locked one by one: a join might begin with all messages, where there seem to be few.
                 CROSS JOIN LATERAL (
                     SELECT m.ctid AS row FROM message m
-                    WHERE m.ctid = n.row AND m.id = n.id AND m.leased_until IS NULL AND m.dequeue_at <= v_now
+                    WHERE m.ctid = n.row AND m.id = n.id AND m.queue = v_queue AND m.channel = n.channel
+                        AND m.leased_until IS NULL AND m.dequeue_at <= v_now
                         AND NOT row_is_held(m.ctid, m.xmax, s.snapshot)
                     FOR NO KEY UPDATE SKIP LOCKED) m
                 LIMIT max_messages
@@ -2521,7 +2529,7 @@ BEGIN
 
     SELECT b.activations, b.due_floor, b.lease_floor, b.max_concurrency, b.paused_until, b.running
     INTO r.activations, r.due_floor, r.lease_floor, r.max_concurrency, r.paused_until, r.running
-    FROM scheduler_rebuild(v_queue, r.turn, r.vtime, v_now, r.activations) b;
+    FROM scheduler_rebuild(v_queue, r.turn, r.vtime, v_now, true, r.activations) b;
     UPDATE rotation t
     SET turn = r.turn + 1, activations = r.activations, due_floor = r.due_floor, lease_floor = r.lease_floor,
         max_concurrency = r.max_concurrency, paused_until = r.paused_until, running = r.running,
@@ -2797,11 +2805,13 @@ $$;
 --
 -- Returns the new horizon, the number of activations so far, the earliest time at which a lane that now waits is due,
 -- whether one has a limit whose leases nobody counted (scheduler_activate), how many leases that the queue counted have
--- ended, whether the policy of the queue changed, and whether signals may be left.
+-- ended, whether the policy of the queue changed, whether signals may be left, and the first message that the last of
+-- the folded transactions told of: about the first of those that what is left tells of.
 CREATE FUNCTION scheduler_fold(
     queue text, is_urgent boolean, turn bigint, vtime bigint, now_ms bigint, max_signals integer, counted_from bigint,
     INOUT horizon xid8, INOUT open xid8[], INOUT activations bigint,
-    OUT due_floor bigint, OUT uncounted boolean, OUT ended integer, OUT queue_changed boolean, OUT more boolean
+    OUT due_floor bigint, OUT uncounted boolean, OUT ended integer, OUT queue_changed boolean, OUT more boolean,
+    OUT first_id bigint
 )
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -2836,7 +2846,9 @@ BEGIN
     WITH late AS MATERIALIZED (
         SELECT s.ctid AS row, s.channel, s.dequeue_at, s.message_id, s.counted, s.xid, true AS is_late
         FROM signal s
-        WHERE s.queue = v_queue AND s.urgent = is_urgent AND s.xid = ANY (v_open) AND s.xid < v_from
+        WHERE s.queue = v_queue AND s.urgent = is_urgent AND s.xid < v_from
+            -- Who is still under way has told nothing yet, however much it wrote.
+            AND s.xid = ANY (ARRAY(SELECT unnest(v_open) EXCEPT SELECT pg_snapshot_xip(pg_current_snapshot())))
             AND NOT (s.xid = v_xid AND s.message_id IS NOT NULL AND s.dequeue_at IS NULL)
         LIMIT max_signals
     ), fresh AS MATERIALIZED (
@@ -2883,12 +2895,14 @@ BEGIN
             (array_agg(b.xid ORDER BY b.xid DESC))[1] AS last,
             count(*) FILTER (WHERE b.is_end AND b.counted >= v_counted_from) AS ended,
             coalesce(bool_or(b.channel IS NULL), false) AS queue_changed,
+            (array_agg(b.message_id ORDER BY b.xid DESC, b.message_id))[1] AS first_id,
             (SELECT count(*) FROM again) AS doubtful
         FROM batch b
     )
     SELECT pg_current_snapshot(), c.folded, c.late, c.last, c.ended, c.queue_changed, c.doubtful,
-        l.channels, l.ats, l.ids, l.ended, l.changed
-    INTO v_snapshot, v_folded, v_late, v_last, ended, queue_changed, v_doubtful, v_channels, v_ats, v_ids, v_ended, v_changed
+        c.first_id, l.channels, l.ats, l.ids, l.ended, l.changed
+    INTO v_snapshot, v_folded, v_late, v_last, ended, queue_changed, v_doubtful, first_id,
+        v_channels, v_ats, v_ids, v_ended, v_changed
     FROM counts c, news_lists l;
 
     -- What was not visible to the statement above, and what it had no room for, is for the next fold. Its own
@@ -3061,13 +3075,15 @@ $$;
 -- Derives everything that the scheduler keeps for a queue anew from the rows of message, channel and queue.
 --
 -- Called by scheduler_serve, within the turn, when the policy of the whole queue changed, when messages were truncated,
--- and when the clock was set back; and by queue_repair. Tags stay: whom the rotation owes what can't be derived.
+-- and when the clock was set back; and by queue_repair, where it is thorough: what is kept may be wrong then, and is
+-- not gone by. Otherwise it looks from the heads of lanes and the first lease on, as what comes before are the entries
+-- of served messages, which an old snapshot keeps. Tags stay: whom the rotation owes what can't be derived.
 -- Locks: the lanes of the queue; its leases, as far as nobody else holds them (scheduler_recount).
 --
 -- Returns what is to be written to rotation, and whether a lane has a limit whose leases nobody counted, because it was
 -- committed meanwhile (scheduler_activate). Takes time in proportion to the number of lanes and leases.
 CREATE FUNCTION scheduler_rebuild(
-    queue text, turn bigint, vtime bigint, now_ms bigint, INOUT activations bigint,
+    queue text, turn bigint, vtime bigint, now_ms bigint, thorough boolean, INOUT activations bigint,
     OUT due_floor bigint, OUT lease_floor timestamptz, OUT max_concurrency integer, OUT paused_until bigint,
     OUT running integer, OUT uncounted boolean
 )
@@ -3080,18 +3096,24 @@ AS $$
 #variable_conflict use_column
 DECLARE
     v_queue CONSTANT text := $1;
-    v_activations CONSTANT bigint := $5;
+    v_activations CONSTANT bigint := $6;
     v_channels text[];
     v_ats bigint[];
     v_ids bigint[];
     v_running integer[];
+    -- No lease ends before that.
+    v_first timestamptz := '-infinity';
 BEGIN
+    IF NOT thorough THEN
+        SELECT least(t.lease_floor, t.held_from) INTO v_first
+        FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
+    END IF;
     PERFORM scheduler_unplan(v_queue);
     SELECT q.max_concurrency, paused_until(q.paused, q.resume_at) INTO max_concurrency, paused_until
     FROM queue q WHERE q.name = v_queue;
 
     WITH RECURSIVE walk AS (
-        (SELECT m.channel FROM message m WHERE m.queue = v_queue AND m.leased_until IS NULL
+        (SELECT m.channel FROM message m WHERE m.queue = v_queue AND m.leased_until IS NULL AND thorough
          ORDER BY m.channel LIMIT 1)
         UNION ALL
         SELECT (SELECT m.channel FROM message m
@@ -3103,15 +3125,27 @@ BEGIN
         UNION
         SELECT l.channel FROM lane l WHERE l.queue = v_queue
         UNION
-        SELECT m.channel FROM message m WHERE m.queue = v_queue AND m.leased_until IS NOT NULL
+        SELECT m.channel FROM message m WHERE m.queue = v_queue AND m.leased_until >= v_first
     )
     SELECT array_agg(k.channel), array_agg(h.dequeue_at), array_agg(h.id)
     INTO v_channels, v_ats, v_ids
     FROM known k
     LEFT JOIN LATERAL (
-        SELECT m.dequeue_at, m.id FROM message m
-        WHERE m.queue = v_queue AND m.channel = k.channel AND m.leased_until IS NULL
-        ORDER BY m.dequeue_at, m.id LIMIT 1) h ON true;
+        SELECT l.due, l.head_at, l.head_id FROM lane l
+        WHERE l.queue = v_queue AND l.channel = k.channel
+        ORDER BY l.tag DESC LIMIT 1) l ON true
+    LEFT JOIN LATERAL (
+        (SELECT m.dequeue_at, m.id FROM message m
+         WHERE m.queue = v_queue AND m.channel = k.channel AND m.leased_until IS NULL
+            AND (m.dequeue_at, m.id) >= (l.head_at, l.head_id) AND l.due IS NOT NULL AND NOT thorough
+         ORDER BY m.dequeue_at, m.id LIMIT 1)
+        UNION ALL
+        -- Nothing is there where something was: all were truncated, and new ones may have begun before it.
+        (SELECT m.dequeue_at, m.id FROM message m
+         WHERE m.queue = v_queue AND m.channel = k.channel AND m.leased_until IS NULL
+            AND (thorough OR l.due IS NOT NULL)
+         ORDER BY m.dequeue_at, m.id LIMIT 1)
+        LIMIT 1) h ON true;
 
     SELECT c.running, coalesce(c.total, 0) INTO v_running, running
     FROM scheduler_recount(v_queue, turn, v_channels, array_fill(true, ARRAY[coalesce(cardinality(v_channels), 0)]),
@@ -3120,7 +3154,7 @@ BEGIN
     FROM scheduler_activate(v_queue, turn, vtime, now_ms, v_channels, v_ats, v_ids, NULL, v_running, true,
         v_activations) a;
     lease_floor := coalesce(
-        (SELECT m.leased_until FROM message m WHERE m.queue = v_queue AND m.leased_until IS NOT NULL
+        (SELECT m.leased_until FROM message m WHERE m.queue = v_queue AND m.leased_until >= v_first
          ORDER BY m.leased_until LIMIT 1),
         'infinity');
 END
@@ -3355,6 +3389,7 @@ DECLARE
     v_rounds integer := 0;
     v_has_urgent boolean;
     v_has_news boolean;
+    v_first_id bigint;
     v_rebuild boolean := false;
     v_uncounted boolean := false;
     v_reclaim boolean;
@@ -3377,16 +3412,21 @@ BEGIN
     v_now := unix_ms(v_clock);
     v_until := v_clock + make_interval(secs => lease_seconds);
 
-    SELECT t AS rotation,
+    SELECT t.whole AS rotation,
         EXISTS (SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid >= t.urgent_from)
-            OR EXISTS (SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid = ANY (t.urgent_open))
+            OR EXISTS (SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid = ANY (t.seen_urgent))
             AS has_urgent,
         EXISTS (SELECT FROM signal s WHERE s.queue = v_queue AND NOT s.urgent AND s.xid >= t.news_from)
-            OR EXISTS (SELECT FROM signal s WHERE s.queue = v_queue AND NOT s.urgent AND s.xid = ANY (t.news_open))
+            OR EXISTS (SELECT FROM signal s WHERE s.queue = v_queue AND NOT s.urgent AND s.xid = ANY (t.seen_news))
             AS has_news,
         EXISTS (SELECT FROM taken k WHERE k.queue = v_queue AND k.turn = t.turn) AS has_taken
     INTO v_state
-    FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
+    FROM (
+        -- Who is still under way has told nothing yet, however much it wrote.
+        SELECT x AS whole, x.*,
+            ARRAY(SELECT unnest(x.urgent_open) EXCEPT SELECT pg_snapshot_xip(pg_current_snapshot())) AS seen_urgent,
+            ARRAY(SELECT unnest(x.news_open) EXCEPT SELECT pg_snapshot_xip(pg_current_snapshot())) AS seen_news
+        FROM rotation x WHERE x.queue = v_queue ORDER BY x.turn DESC LIMIT 1) t;
     IF NOT FOUND THEN
         IF NOT EXISTS (SELECT FROM signal s WHERE s.queue = v_queue LIMIT 1) THEN
             RETURN;
@@ -3449,25 +3489,25 @@ BEGIN
             SELECT b.activations, b.due_floor, b.lease_floor, b.max_concurrency, b.paused_until, b.running,
                 v_uncounted OR b.uncounted
             INTO r.activations, r.due_floor, r.lease_floor, r.max_concurrency, r.paused_until, r.running, v_uncounted
-            FROM scheduler_rebuild(v_queue, r.turn, r.vtime, v_now, r.activations) b;
+            FROM scheduler_rebuild(v_queue, r.turn, r.vtime, v_now, false, r.activations) b;
             r.counted_from := r.turn;
             v_rebuild := false;
             v_written := false;
         END IF;
         IF v_has_news THEN
-            SELECT f.horizon, f.open, f.activations, least(f.due_floor, r.due_floor), v_uncounted OR f.uncounted, f.more
-            INTO r.news_from, r.news_open, r.activations, r.due_floor, v_uncounted, v_has_news
+            SELECT f.horizon, f.open, f.activations, least(f.due_floor, r.due_floor), v_uncounted OR f.uncounted, f.more,
+                f.first_id
+            INTO r.news_from, r.news_open, r.activations, r.due_floor, v_uncounted, v_has_news, v_first_id
             FROM scheduler_fold(v_queue, false, r.turn, r.vtime, v_now, v_news,
                 CASE WHEN r.max_concurrency IS NOT NULL THEN r.counted_from END, r.news_from,
                 r.news_open, r.activations) f;
             v_written := false;
         END IF;
-        -- Signals come in faster than they are folded, or, now and then, to find what no signal told of.
-        IF v_has_news OR r.turn % 1024 = 32 THEN
+        -- Signals come in faster than they are folded.
+        IF v_has_news THEN
             SELECT w.swept, w.activations, least(w.due_floor, r.due_floor), v_uncounted OR w.uncounted
             INTO r.swept, r.activations, r.due_floor, v_uncounted
-            FROM scheduler_sweep(v_queue, r.turn, r.vtime, v_now, v_news, r.turn % 1024 = 32, r.swept, r.activations) w;
-            v_written := false;
+            FROM scheduler_sweep(v_queue, r.turn, r.vtime, v_now, v_news, v_first_id, r.swept, r.activations) w;
         END IF;
         -- A policy that is known to have changed holds before anything is served: one of which many channels, or many ends
         -- of leases, came first; and a limit that was committed in the middle of this, after the signals were read that
@@ -3477,7 +3517,8 @@ BEGIN
                     SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid >= r.urgent_from
                         AND s.message_id IS NULL AND s.counted IS NULL)
                 OR EXISTS (
-                    SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid = ANY (r.urgent_open)
+                    SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid = ANY (
+                        ARRAY(SELECT unnest(r.urgent_open) EXCEPT SELECT pg_snapshot_xip(pg_current_snapshot())))
                         AND s.message_id IS NULL AND s.counted IS NULL);
             IF v_uncounted THEN
                 v_has_urgent := true;
@@ -3522,10 +3563,10 @@ BEGIN
             ORDER BY l.tag, l.since LIMIT 1;
             RETURN QUERY
             WITH next AS MATERIALIZED (
-                SELECT e.row, e.id, e.tag, e.since
+                SELECT e.row, e.id, e.tag, e.since, e.channel
                 FROM plan p
-                CROSS JOIN LATERAL unnest(p.rows, p.ids, p.tags, p.sinces) WITH ORDINALITY
-                    AS e (row, id, tag, since, nth)
+                CROSS JOIN LATERAL unnest(p.rows, p.ids, p.tags, p.sinces, p.channels) WITH ORDINALITY
+                    AS e (row, id, tag, since, channel, nth)
                 WHERE p.queue = v_queue AND p.place > r.place - 32 AND p.place <= r.place + v_want
                     AND p.place + e.nth - 1 > r.place AND p.place + e.nth - 1 <= r.place + v_want
                     AND (v_lane_tag IS NULL OR (e.tag, e.since) < (v_lane_tag, v_lane_since))
@@ -3534,7 +3575,8 @@ BEGIN
                 SELECT m.ctid = n.row AS is_same
                 FROM next n
                 JOIN message m ON m.ctid = n.row
-                WHERE m.id = n.id AND m.leased_until IS NULL AND m.dequeue_at <= v_now
+                WHERE m.id = n.id AND m.queue = v_queue AND m.channel = n.channel AND m.leased_until IS NULL
+                    AND m.dequeue_at <= v_now
                 FOR NO KEY UPDATE OF m SKIP LOCKED
             ), served AS MATERIALIZED (
                 SELECT count(*)::integer AS messages, max(n.tag) AS vtime,
@@ -4010,20 +4052,20 @@ BEGIN
 END
 $$;
 
--- Looks at the next max_channels channels, by name, that have ready messages, and makes sure their lanes know.
+-- Looks for the news of channels that aren't ready, by name, in up to max_channels steps, without their signals.
 --
 -- Called by scheduler_serve, within the turn, when signals arrive faster than they can be folded: a channel's news
--- then need not wait behind the many signals of another. And now and then, thoroughly, to find what no signal told of:
--- what stands before the head of a lane, too. Two or three index probes a channel, however many messages it has. It goes
--- backwards: the first entries of a channel are those of served messages, which an old snapshot keeps; its last one is
--- living. From the head of its lane on, so are the others.
+-- then need not wait behind the many signals of another. It goes from one ready lane to the next and looks for messages
+-- between the two. Of those that no folded signal told of, first_id is about the first: so the entries of served
+-- messages are passed over within the index, without a look at the table, however many an old snapshot keeps. So are
+-- those of dead versions of lanes, which are behind the virtual time.
 -- Locks: the lanes that scheduler_activate changes.
 --
 -- Returns the last channel looked at ('' when the round is complete), the number of activations so far, the earliest
 -- time at which a lane that now waits is due, and whether one has a limit whose leases nobody counted
 -- (scheduler_activate).
 CREATE FUNCTION scheduler_sweep(
-    queue text, turn bigint, vtime bigint, now_ms bigint, max_channels integer, thorough boolean,
+    queue text, turn bigint, vtime bigint, now_ms bigint, max_channels integer, first_id bigint,
     INOUT swept text, INOUT activations bigint, OUT due_floor bigint, OUT uncounted boolean
 )
 LANGUAGE plpgsql
@@ -4042,42 +4084,32 @@ DECLARE
     v_ids bigint[];
 BEGIN
     WITH RECURSIVE walk AS (
-        (SELECT m.channel FROM message m
-         WHERE m.queue = v_queue AND m.leased_until IS NULL AND v_swept = ''
-         ORDER BY m.channel DESC, m.dequeue_at DESC, m.id DESC LIMIT 1)
+        SELECT v_swept AS channel, NULL::bigint AS dequeue_at, NULL::bigint AS id
         UNION ALL
-        (SELECT m.channel FROM message m
-         WHERE m.queue = v_queue AND m.leased_until IS NULL AND m.channel < v_swept
-         ORDER BY m.channel DESC, m.dequeue_at DESC, m.id DESC LIMIT 1)
-        UNION ALL
-        SELECT n.channel
-        FROM walk w CROSS JOIN LATERAL (
-            SELECT m.channel FROM message m
-            WHERE m.queue = v_queue AND m.leased_until IS NULL AND m.channel < w.channel
-            ORDER BY m.channel DESC, m.dequeue_at DESC, m.id DESC LIMIT 1) n
-    ), step AS (
-        SELECT f.channel, f.dequeue_at, f.id, coalesce(l.planned, -1) AS planned
-        FROM (SELECT * FROM walk LIMIT max_channels) w
+        SELECT coalesce(n.channel, k.channel), n.dequeue_at, n.id
+        FROM walk w
         LEFT JOIN LATERAL (
-            SELECT l.planned, l.head_at, l.head_id FROM lane l
-            WHERE l.queue = v_queue AND l.channel = w.channel
-            ORDER BY l.tag DESC LIMIT 1) l ON true
-        CROSS JOIN LATERAL (
+            SELECT l.channel FROM lane l
+            WHERE l.queue = v_queue AND l.channel > w.channel AND l.tag >= vtime AND l.due = 0
+            ORDER BY l.channel, l.tag LIMIT 1) k ON true
+        LEFT JOIN LATERAL (
             (SELECT m.channel, m.dequeue_at, m.id FROM message m
-             WHERE m.queue = v_queue AND m.channel = w.channel AND m.leased_until IS NULL
-                AND (m.dequeue_at, m.id) >= (l.head_at, l.head_id) AND NOT thorough
-             ORDER BY m.dequeue_at, m.id LIMIT 1)
+             WHERE m.queue = v_queue AND m.channel > w.channel AND m.channel < k.channel AND m.leased_until IS NULL
+                AND m.id >= first_id
+             ORDER BY m.channel, m.dequeue_at, m.id LIMIT 1)
             UNION ALL
             (SELECT m.channel, m.dequeue_at, m.id FROM message m
-             WHERE m.queue = v_queue AND m.channel = w.channel AND m.leased_until IS NULL
-             ORDER BY m.dequeue_at, m.id LIMIT 1)
-            LIMIT 1) f
+             WHERE m.queue = v_queue AND m.channel > w.channel AND k.channel IS NULL AND m.leased_until IS NULL
+                AND m.id >= first_id
+             ORDER BY m.channel, m.dequeue_at, m.id LIMIT 1)
+            LIMIT 1) n ON true
+        WHERE w.channel IS NOT NULL
     )
-    -- What is planned stands before its lane, as it should.
-    SELECT array_agg(s.channel) FILTER (WHERE s.is_free), array_agg(s.dequeue_at) FILTER (WHERE s.is_free),
-        array_agg(s.id) FILTER (WHERE s.is_free), CASE WHEN count(*) = max_channels THEN min(s.channel) ELSE '' END
+    SELECT array_agg(s.channel) FILTER (WHERE s.id IS NOT NULL),
+        array_agg(s.dequeue_at) FILTER (WHERE s.id IS NOT NULL), array_agg(s.id) FILTER (WHERE s.id IS NOT NULL),
+        CASE WHEN bool_and(s.channel IS NOT NULL) THEN max(s.channel) ELSE '' END
     INTO v_channels, v_ats, v_ids, swept
-    FROM (SELECT s.*, s.planned < vtime AS is_free FROM step s) s;
+    FROM (SELECT * FROM walk LIMIT max_channels + 1) s;
 
     SELECT a.activations, a.due_floor, a.uncounted INTO activations, due_floor, uncounted
     FROM scheduler_activate(v_queue, turn, vtime, now_ms, v_channels, v_ats, v_ids, NULL, NULL, false, v_activations) a;
@@ -4307,6 +4339,14 @@ LANGUAGE plpgsql SECURITY DEFINER
 SET search_path FROM CURRENT
 AS $$
 BEGIN
+    -- What is written again as it was costs nothing: it neither takes back a plan nor looks at all channels.
+    IF TG_OP = 'UPDATE' AND ROW(OLD.queue, OLD.name, OLD.weight, OLD.max_concurrency, OLD.release_interval_ms, OLD.burst,
+            OLD.paused, OLD.resume_at)
+        IS NOT DISTINCT FROM ROW(NEW.queue, NEW.name, NEW.weight, NEW.max_concurrency, NEW.release_interval_ms, NEW.burst,
+            NEW.paused, NEW.resume_at)
+    THEN
+        RETURN NULL;
+    END IF;
     IF TG_OP <> 'INSERT' THEN
         INSERT INTO signal (queue, channel, urgent) VALUES (OLD.queue, OLD.name, true);
     END IF;
@@ -4365,6 +4405,14 @@ LANGUAGE plpgsql SECURITY DEFINER
 SET search_path FROM CURRENT
 AS $$
 BEGIN
+    -- What is written again as it was costs nothing: it neither takes back a plan nor looks at all channels.
+    IF TG_OP = 'UPDATE' AND ROW(OLD.name, OLD.max_concurrency, OLD.paused, OLD.resume_at, OLD.channel_weight,
+            OLD.channel_max_concurrency, OLD.channel_release_interval_ms, OLD.channel_burst)
+        IS NOT DISTINCT FROM ROW(NEW.name, NEW.max_concurrency, NEW.paused, NEW.resume_at, NEW.channel_weight,
+            NEW.channel_max_concurrency, NEW.channel_release_interval_ms, NEW.channel_burst)
+    THEN
+        RETURN NULL;
+    END IF;
     IF TG_OP <> 'INSERT' THEN
         INSERT INTO signal (queue, urgent) VALUES (OLD.name, true);
     END IF;

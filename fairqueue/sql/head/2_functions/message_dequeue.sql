@@ -85,7 +85,14 @@ BEGIN
             -- leaves too little.
             WITH state AS MATERIALIZED (
                 SELECT t.turn, k.place, k.messages, t.lane_tag, t.lane_since, pg_current_snapshot() AS snapshot
-                FROM (SELECT x.* FROM rotation x WHERE x.queue = v_queue ORDER BY x.turn DESC LIMIT 1) t
+                FROM (
+                    -- Who is still under way has told nothing yet, however much it wrote.
+                    SELECT x.*,
+                        ARRAY(SELECT unnest(x.urgent_open) EXCEPT SELECT pg_snapshot_xip(pg_current_snapshot()))
+                            AS seen_urgent,
+                        ARRAY(SELECT unnest(x.news_open) EXCEPT SELECT pg_snapshot_xip(pg_current_snapshot()))
+                            AS seen_news
+                    FROM rotation x WHERE x.queue = v_queue ORDER BY x.turn DESC LIMIT 1) t
                 CROSS JOIN LATERAL (
                     SELECT count(*) AS batches, coalesce(max(x.messages), 0)::integer AS messages,
                         -- Up to there all were taken.
@@ -106,14 +113,14 @@ BEGIN
                     AND (SELECT true FROM signal s
                         WHERE s.queue = v_queue AND NOT s.urgent AND s.xid >= t.news_from LIMIT 1) IS NULL
                     AND (SELECT true FROM signal s
-                        WHERE s.queue = v_queue AND s.urgent AND s.xid = ANY (t.urgent_open) LIMIT 1) IS NULL
+                        WHERE s.queue = v_queue AND s.urgent AND s.xid = ANY (t.seen_urgent) LIMIT 1) IS NULL
                     AND (SELECT true FROM signal s
-                        WHERE s.queue = v_queue AND NOT s.urgent AND s.xid = ANY (t.news_open) LIMIT 1) IS NULL
+                        WHERE s.queue = v_queue AND NOT s.urgent AND s.xid = ANY (t.seen_news) LIMIT 1) IS NULL
             ), held AS MATERIALIZED (
                 SELECT n.row, n.id, n.place, m.row = n.row AS is_same
                 FROM state s
                 CROSS JOIN LATERAL (
-                    SELECT p.rows[e.nth] AS row, e.id, p.place + e.nth - 1 AS place
+                    SELECT p.rows[e.nth] AS row, e.id, p.channels[e.nth] AS channel, p.place + e.nth - 1 AS place
                     FROM plan p
                     CROSS JOIN LATERAL unnest(p.ids) WITH ORDINALITY AS e (id, nth)
                     WHERE p.queue = v_queue AND p.place > s.place - 32
@@ -124,7 +131,8 @@ BEGIN
                 -- Locked one by one: a join might begin with all messages, where there seem to be few.
                 CROSS JOIN LATERAL (
                     SELECT m.ctid AS row FROM message m
-                    WHERE m.ctid = n.row AND m.id = n.id AND m.leased_until IS NULL AND m.dequeue_at <= v_now
+                    WHERE m.ctid = n.row AND m.id = n.id AND m.queue = v_queue AND m.channel = n.channel
+                        AND m.leased_until IS NULL AND m.dequeue_at <= v_now
                         AND NOT row_is_held(m.ctid, m.xmax, s.snapshot)
                     FOR NO KEY UPDATE SKIP LOCKED) m
                 LIMIT max_messages

@@ -51,7 +51,7 @@ BEGIN
 
     SELECT b.activations, b.due_floor, b.lease_floor, b.max_concurrency, b.paused_until, b.running
     INTO r.activations, r.due_floor, r.lease_floor, r.max_concurrency, r.paused_until, r.running
-    FROM scheduler_rebuild(v_queue, r.turn, r.vtime, v_now, r.activations) b;
+    FROM scheduler_rebuild(v_queue, r.turn, r.vtime, v_now, true, r.activations) b;
     UPDATE rotation t
     SET turn = r.turn + 1, activations = r.activations, due_floor = r.due_floor, lease_floor = r.lease_floor,
         max_concurrency = r.max_concurrency, paused_until = r.paused_until, running = r.running,

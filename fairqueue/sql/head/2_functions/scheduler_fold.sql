@@ -8,11 +8,13 @@
 --
 -- Returns the new horizon, the number of activations so far, the earliest time at which a lane that now waits is due,
 -- whether one has a limit whose leases nobody counted (scheduler_activate), how many leases that the queue counted have
--- ended, whether the policy of the queue changed, and whether signals may be left.
+-- ended, whether the policy of the queue changed, whether signals may be left, and the first message that the last of
+-- the folded transactions told of: about the first of those that what is left tells of.
 CREATE FUNCTION scheduler_fold(
     queue text, is_urgent boolean, turn bigint, vtime bigint, now_ms bigint, max_signals integer, counted_from bigint,
     INOUT horizon xid8, INOUT open xid8[], INOUT activations bigint,
-    OUT due_floor bigint, OUT uncounted boolean, OUT ended integer, OUT queue_changed boolean, OUT more boolean
+    OUT due_floor bigint, OUT uncounted boolean, OUT ended integer, OUT queue_changed boolean, OUT more boolean,
+    OUT first_id bigint
 )
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -47,7 +49,9 @@ BEGIN
     WITH late AS MATERIALIZED (
         SELECT s.ctid AS row, s.channel, s.dequeue_at, s.message_id, s.counted, s.xid, true AS is_late
         FROM signal s
-        WHERE s.queue = v_queue AND s.urgent = is_urgent AND s.xid = ANY (v_open) AND s.xid < v_from
+        WHERE s.queue = v_queue AND s.urgent = is_urgent AND s.xid < v_from
+            -- Who is still under way has told nothing yet, however much it wrote.
+            AND s.xid = ANY (ARRAY(SELECT unnest(v_open) EXCEPT SELECT pg_snapshot_xip(pg_current_snapshot())))
             AND NOT (s.xid = v_xid AND s.message_id IS NOT NULL AND s.dequeue_at IS NULL)
         LIMIT max_signals
     ), fresh AS MATERIALIZED (
@@ -94,12 +98,14 @@ BEGIN
             (array_agg(b.xid ORDER BY b.xid DESC))[1] AS last,
             count(*) FILTER (WHERE b.is_end AND b.counted >= v_counted_from) AS ended,
             coalesce(bool_or(b.channel IS NULL), false) AS queue_changed,
+            (array_agg(b.message_id ORDER BY b.xid DESC, b.message_id))[1] AS first_id,
             (SELECT count(*) FROM again) AS doubtful
         FROM batch b
     )
     SELECT pg_current_snapshot(), c.folded, c.late, c.last, c.ended, c.queue_changed, c.doubtful,
-        l.channels, l.ats, l.ids, l.ended, l.changed
-    INTO v_snapshot, v_folded, v_late, v_last, ended, queue_changed, v_doubtful, v_channels, v_ats, v_ids, v_ended, v_changed
+        c.first_id, l.channels, l.ats, l.ids, l.ended, l.changed
+    INTO v_snapshot, v_folded, v_late, v_last, ended, queue_changed, v_doubtful, first_id,
+        v_channels, v_ats, v_ids, v_ended, v_changed
     FROM counts c, news_lists l;
 
     -- What was not visible to the statement above, and what it had no room for, is for the next fold. Its own

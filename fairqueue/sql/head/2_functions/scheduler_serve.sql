@@ -43,6 +43,7 @@ DECLARE
     v_rounds integer := 0;
     v_has_urgent boolean;
     v_has_news boolean;
+    v_first_id bigint;
     v_rebuild boolean := false;
     v_uncounted boolean := false;
     v_reclaim boolean;
@@ -65,16 +66,21 @@ BEGIN
     v_now := unix_ms(v_clock);
     v_until := v_clock + make_interval(secs => lease_seconds);
 
-    SELECT t AS rotation,
+    SELECT t.whole AS rotation,
         EXISTS (SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid >= t.urgent_from)
-            OR EXISTS (SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid = ANY (t.urgent_open))
+            OR EXISTS (SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid = ANY (t.seen_urgent))
             AS has_urgent,
         EXISTS (SELECT FROM signal s WHERE s.queue = v_queue AND NOT s.urgent AND s.xid >= t.news_from)
-            OR EXISTS (SELECT FROM signal s WHERE s.queue = v_queue AND NOT s.urgent AND s.xid = ANY (t.news_open))
+            OR EXISTS (SELECT FROM signal s WHERE s.queue = v_queue AND NOT s.urgent AND s.xid = ANY (t.seen_news))
             AS has_news,
         EXISTS (SELECT FROM taken k WHERE k.queue = v_queue AND k.turn = t.turn) AS has_taken
     INTO v_state
-    FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
+    FROM (
+        -- Who is still under way has told nothing yet, however much it wrote.
+        SELECT x AS whole, x.*,
+            ARRAY(SELECT unnest(x.urgent_open) EXCEPT SELECT pg_snapshot_xip(pg_current_snapshot())) AS seen_urgent,
+            ARRAY(SELECT unnest(x.news_open) EXCEPT SELECT pg_snapshot_xip(pg_current_snapshot())) AS seen_news
+        FROM rotation x WHERE x.queue = v_queue ORDER BY x.turn DESC LIMIT 1) t;
     IF NOT FOUND THEN
         IF NOT EXISTS (SELECT FROM signal s WHERE s.queue = v_queue LIMIT 1) THEN
             RETURN;
@@ -137,25 +143,25 @@ BEGIN
             SELECT b.activations, b.due_floor, b.lease_floor, b.max_concurrency, b.paused_until, b.running,
                 v_uncounted OR b.uncounted
             INTO r.activations, r.due_floor, r.lease_floor, r.max_concurrency, r.paused_until, r.running, v_uncounted
-            FROM scheduler_rebuild(v_queue, r.turn, r.vtime, v_now, r.activations) b;
+            FROM scheduler_rebuild(v_queue, r.turn, r.vtime, v_now, false, r.activations) b;
             r.counted_from := r.turn;
             v_rebuild := false;
             v_written := false;
         END IF;
         IF v_has_news THEN
-            SELECT f.horizon, f.open, f.activations, least(f.due_floor, r.due_floor), v_uncounted OR f.uncounted, f.more
-            INTO r.news_from, r.news_open, r.activations, r.due_floor, v_uncounted, v_has_news
+            SELECT f.horizon, f.open, f.activations, least(f.due_floor, r.due_floor), v_uncounted OR f.uncounted, f.more,
+                f.first_id
+            INTO r.news_from, r.news_open, r.activations, r.due_floor, v_uncounted, v_has_news, v_first_id
             FROM scheduler_fold(v_queue, false, r.turn, r.vtime, v_now, v_news,
                 CASE WHEN r.max_concurrency IS NOT NULL THEN r.counted_from END, r.news_from,
                 r.news_open, r.activations) f;
             v_written := false;
         END IF;
-        -- Signals come in faster than they are folded, or, now and then, to find what no signal told of.
-        IF v_has_news OR r.turn % 1024 = 32 THEN
+        -- Signals come in faster than they are folded.
+        IF v_has_news THEN
             SELECT w.swept, w.activations, least(w.due_floor, r.due_floor), v_uncounted OR w.uncounted
             INTO r.swept, r.activations, r.due_floor, v_uncounted
-            FROM scheduler_sweep(v_queue, r.turn, r.vtime, v_now, v_news, r.turn % 1024 = 32, r.swept, r.activations) w;
-            v_written := false;
+            FROM scheduler_sweep(v_queue, r.turn, r.vtime, v_now, v_news, v_first_id, r.swept, r.activations) w;
         END IF;
         -- A policy that is known to have changed holds before anything is served: one of which many channels, or many ends
         -- of leases, came first; and a limit that was committed in the middle of this, after the signals were read that
@@ -165,7 +171,8 @@ BEGIN
                     SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid >= r.urgent_from
                         AND s.message_id IS NULL AND s.counted IS NULL)
                 OR EXISTS (
-                    SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid = ANY (r.urgent_open)
+                    SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid = ANY (
+                        ARRAY(SELECT unnest(r.urgent_open) EXCEPT SELECT pg_snapshot_xip(pg_current_snapshot())))
                         AND s.message_id IS NULL AND s.counted IS NULL);
             IF v_uncounted THEN
                 v_has_urgent := true;
@@ -210,10 +217,10 @@ BEGIN
             ORDER BY l.tag, l.since LIMIT 1;
             RETURN QUERY
             WITH next AS MATERIALIZED (
-                SELECT e.row, e.id, e.tag, e.since
+                SELECT e.row, e.id, e.tag, e.since, e.channel
                 FROM plan p
-                CROSS JOIN LATERAL unnest(p.rows, p.ids, p.tags, p.sinces) WITH ORDINALITY
-                    AS e (row, id, tag, since, nth)
+                CROSS JOIN LATERAL unnest(p.rows, p.ids, p.tags, p.sinces, p.channels) WITH ORDINALITY
+                    AS e (row, id, tag, since, channel, nth)
                 WHERE p.queue = v_queue AND p.place > r.place - 32 AND p.place <= r.place + v_want
                     AND p.place + e.nth - 1 > r.place AND p.place + e.nth - 1 <= r.place + v_want
                     AND (v_lane_tag IS NULL OR (e.tag, e.since) < (v_lane_tag, v_lane_since))
@@ -222,7 +229,8 @@ BEGIN
                 SELECT m.ctid = n.row AS is_same
                 FROM next n
                 JOIN message m ON m.ctid = n.row
-                WHERE m.id = n.id AND m.leased_until IS NULL AND m.dequeue_at <= v_now
+                WHERE m.id = n.id AND m.queue = v_queue AND m.channel = n.channel AND m.leased_until IS NULL
+                    AND m.dequeue_at <= v_now
                 FOR NO KEY UPDATE OF m SKIP LOCKED
             ), served AS MATERIALIZED (
                 SELECT count(*)::integer AS messages, max(n.tag) AS vtime,

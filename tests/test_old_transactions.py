@@ -1,0 +1,218 @@
+"""An old transaction keeps all that was served since it began: index scans begin beyond it, so nothing gets slower.
+
+In pages that are touched, not in time, which depends on the machine.
+"""
+
+import psycopg
+import pytest
+from psycopg.rows import TupleRow
+
+from tests.acts import count, wait_until
+from tests.fixtures.connections import Raw
+from tests.observing import buffers, leases, value, without_autovacuum
+
+pytestmark = pytest.mark.slow
+
+Connection = psycopg.Connection[TupleRow]
+
+PASSING = "INSERT INTO fairqueue.message (channel, dequeue_at) SELECT 'c' || g %% %s, -1 FROM generate_series(1, %s) g"
+
+
+def pass_through(connection: Connection, channels: int, messages: int) -> None:
+    """Have so many messages enqueued, served and completed; nothing is left of them."""
+    connection.execute(PASSING, (channels, messages))
+    while (batch := leases(connection, 1000))[0]:
+        connection.execute("SELECT * FROM fairqueue.message_complete(%s, %s)", batch)
+
+
+def least(connection: Connection, limit: int) -> int:
+    """Of five dequeues: without those that do what is done now and then."""
+    return min(buffers(connection, limit) for _ in range(5))
+
+
+@pytest.mark.parametrize("limit", [1, 20])
+@pytest.mark.parametrize(
+    "begin",
+    ["BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1", "BEGIN; SELECT pg_current_xact_id()"],
+    ids=["old snapshot", "forgotten transaction"],
+)
+def test_an_old_transaction_slows_nothing_down(raw: Raw, database_url: str, begin: str, limit: int) -> None:
+    """While nothing can be vacuumed, 20,000 messages pass, and a dequeue touches hardly more pages."""
+    old, connection = raw(database_url), raw(database_url)
+    old.autocommit = connection.autocommit = True
+    without_autovacuum(connection)
+    enqueue = (
+        "INSERT INTO fairqueue.message (channel, dequeue_at) SELECT 'c' || g %% 50, -1 FROM generate_series(1, %s) g"
+    )
+    connection.execute(enqueue, (5000,))
+    for _ in range(5):
+        leases(connection, 100)
+    old.execute(begin.encode())
+    start = least(connection, limit)
+    for _ in range(100):
+        connection.execute(enqueue, (200,))
+        for _ in range(2):
+            ids, attempts = leases(connection, 100)
+            connection.execute("SELECT * FROM fairqueue.message_complete(%s, %s)", (ids, attempts))
+    # What is planned has left a dead entry, and its row, for each of the 50 lanes.
+    assert least(connection, limit) <= 1.5 * start + 100
+    old.execute("COMMIT")
+
+
+def test_a_lease_that_is_held_slows_nothing_down(raw: Raw, database_url: str) -> None:
+    """It ran out while an open transaction has completed it. Now and then a dequeue looks, but not each of them."""
+    old, connection = raw(database_url), raw(database_url)
+    connection.autocommit = True
+    without_autovacuum(connection)
+    connection.execute(PASSING, (50, 1000))
+    held = connection.execute("SELECT id, attempt FROM fairqueue.message_dequeue(lease_seconds => 0.001)").fetchone()
+    assert held is not None
+    old.execute("SELECT * FROM fairqueue.message_complete(ARRAY[%s::bigint], ARRAY[%s])", held)
+    for _ in range(5):
+        leases(connection, 100)
+    for _ in range(100):
+        connection.execute(PASSING, (50, 200))
+        for _ in range(2):
+            ids, attempts = leases(connection, 100)
+            connection.execute("SELECT * FROM fairqueue.message_complete(%s, %s)", (ids, attempts))
+    # They are 34, before PostgreSQL 17 83; if each dequeue looked, 110 and 210, and more with each message that passes.
+    assert least(connection, 1) <= 95
+    old.rollback()
+    wait_until(lambda: leases(connection, 1)[0] == [held[0]])
+
+
+def plan_buffers(connection: Connection) -> list[int]:
+    """The pages touched to make a plan, to take the first message of it and the 62nd, and to take it back."""
+    planned = "SELECT count(*) FROM fairqueue.plan p JOIN fairqueue.rotation r ON p.place > r.place - 32"
+    connection.execute("SELECT fairqueue.scheduler_unplan('default')")
+    connection.execute(
+        "UPDATE fairqueue.rotation SET turn = turn / 64 * 64 + 65, planned = place, ahead = 512, plan_at = 0"
+    )
+    touched = [buffers(connection, 1)]
+    assert count(connection, planned) == 16
+    touched.append(buffers(connection, 1))
+    for _ in range(60):
+        leases(connection, 1)
+    touched.append(buffers(connection, 1))
+    assert count(connection, "SELECT count(*) FROM fairqueue.taken") == 62
+    connection.execute("INSERT INTO fairqueue.message (channel, dequeue_at) VALUES ('c7', -2)")
+    touched.append(buffers(connection, 1))
+    assert count(connection, planned) == 0
+    return touched
+
+
+def test_an_old_transaction_slows_no_plan_down(raw: Raw, database_url: str) -> None:
+    """While 5,000 messages pass through plans that are given up half-way, after as many."""
+    old, connection = raw(database_url), raw(database_url)
+    old.autocommit = connection.autocommit = True
+    without_autovacuum(connection)
+    connection.execute(
+        "INSERT INTO fairqueue.message (channel, dequeue_at) SELECT 'c' || g % 50, -1 FROM generate_series(1, 15000) g"
+    )
+    leases(connection, 1)
+    old.execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1")
+    touched: list[list[int]] = []
+    for _ in range(2):
+        for _ in range(20):
+            connection.execute("UPDATE fairqueue.rotation SET ahead = 512, plan_at = 0")
+            for _ in range(25):
+                leases(connection, 10)
+            connection.execute("INSERT INTO fairqueue.message (channel, dequeue_at) VALUES ('c7', -2)")
+        touched.append(plan_buffers(connection))
+    for before, after in zip(*touched, strict=True):
+        assert after <= 1.5 * before, touched
+    # Each planned message is looked at once more, by its id, when the plan is taken back.
+    assert max(max(pages) for pages in touched) < 512 * 8, touched
+    old.execute("COMMIT")
+
+
+def test_an_old_transaction_slows_no_news_down(raw: Raw, database_url: str) -> None:
+    """Nor when more comes than is read in one go, while 36,000 messages of 300 channels pass."""
+    old, connection = raw(database_url), raw(database_url)
+    old.autocommit = connection.autocommit = True
+    without_autovacuum(connection)
+    connection.execute(PASSING, (300, 6000))
+    leases(connection, 10)
+    old.execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1")
+    touched = []
+    for _ in range(12):
+        connection.execute(PASSING, (300, 3000))
+        touched.append(buffers(connection, 10))
+        for _ in range(30):
+            ids, attempts = leases(connection, 100)
+            connection.execute("SELECT * FROM fairqueue.message_complete(%s, %s)", (ids, attempts))
+    assert max(touched[-3:]) <= 2 * max(touched[:3]), touched
+    old.execute("COMMIT")
+
+
+@pytest.fixture
+def drained(raw: Raw, database_url: str) -> Connection:
+    """20,000 messages of 50 channels have passed, and an old transaction keeps the entries of all of them."""
+    old, connection = raw(database_url), raw(database_url)
+    connection.autocommit = True
+    without_autovacuum(connection)
+    pass_through(connection, 50, 500)
+    old.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+    old.execute("SELECT 1")
+    pass_through(connection, 50, 20_000)
+    return connection
+
+
+def test_a_flood_looks_at_nothing_that_was_served(drained: Connection) -> None:
+    """More signals than one call folds, so that it looks for the news of others: among what is new."""
+    drained.execute(
+        """
+        DO $$ BEGIN
+            FOR number IN 1 .. 1000 LOOP
+                INSERT INTO fairqueue.message (channel) VALUES ('flood');
+            END LOOP;
+        END $$
+        """
+    )
+    drained.execute("INSERT INTO fairqueue.message (channel) VALUES ('c7')")
+    # They are 700; if it looked at each that was served, 20,000 more.
+    assert buffers(drained, 1) < 5000
+    assert value(drained, "SELECT count(*) FROM fairqueue.lane WHERE channel = 'c7' AND due = 0") == 1
+    assert value(drained, "SELECT count(*) FROM fairqueue.signal WHERE channel = 'c7'") == 1
+
+
+def test_no_turn_looks_at_what_was_served(drained: Connection) -> None:
+    """Whatever is done now and then, in the turns of which it is done."""
+    for turn in range(1024, 2080, 32):
+        drained.execute("UPDATE fairqueue.rotation SET turn = 1024 * 1024 + %s", (turn,))
+        assert buffers(drained, 1) < 5000
+
+
+def test_a_new_policy_of_the_queue_looks_at_nothing_that_was_served(drained: Connection) -> None:
+    """It is taken over by all lanes, from where they stand."""
+    drained.execute(
+        "INSERT INTO fairqueue.message (channel, dequeue_at) SELECT 'c' || g, -1 FROM generate_series(1, 5) g"
+    )
+    # As it is once the leases of those that were served would have ended.
+    drained.execute("UPDATE fairqueue.rotation SET lease_floor = 'infinity'")
+    leases(drained, 1)
+    drained.execute("SELECT fairqueue.queue_set('default', channel_weight => 2)")
+    assert buffers(drained, 1) < 5000
+    assert value(drained, "SELECT count(*) FROM fairqueue.lane WHERE weight = 2") == 50
+
+
+def test_an_open_transaction_s_own_news_cost_others_nothing(raw: Raw, database_url: str) -> None:
+    """It has enqueued 20,000 messages one by one, and told of none yet."""
+    busy, connection = raw(database_url), raw(database_url)
+    connection.autocommit = True
+    without_autovacuum(connection)
+    pass_through(connection, 50, 500)
+    start = least(connection, 1)
+    busy.execute(
+        """
+        DO $$ BEGIN
+            FOR number IN 1 .. 20000 LOOP
+                INSERT INTO fairqueue.message (channel) VALUES ('busy');
+            END LOOP;
+        END $$
+        """
+    )
+    pass_through(connection, 50, 500)
+    assert least(connection, 1) <= 1.5 * start + 100
+    busy.commit()
+    assert len(leases(connection, 10)[0]) == 10
