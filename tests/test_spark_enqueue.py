@@ -14,6 +14,7 @@ import fairqueue as fq
 from fairqueue.cli.program import program
 from fairqueue.cli.target import Target
 from fairqueue.spark.engine.place import Place, options_of
+from fairqueue.spark.enqueueing import Enqueued, enqueue
 from tests.fixtures.spark import on_spark
 
 if TYPE_CHECKING:
@@ -55,6 +56,18 @@ def test_csv_as_a_job(engine: Engine, database_url: str, tmp_path: Path) -> None
     assert other.exit_code == 1
     assert "job/monday has been loaded before, with 3 rows, not 4" in other.output
     assert messages(engine) == expected
+
+
+@pytest.mark.parametrize("options", [{"job": "monday"}, {"JOB": "monday", "Commit": "direct"}])
+def test_a_job_among_the_options(
+    spark: "SparkSession", engine: Engine, database_url: str, options: dict[str, str]
+) -> None:
+    """Its name is as good there, and Spark doesn't tell upper from lower case. Direct knows of what atomic has done."""
+    frame = spark.range(2).selectExpr("'acme' AS tenant")
+    first = enqueue(spark, frame, channel="tenant", options={"url": database_url, "JOB": "tuesday"}, job="monday")
+    again = enqueue(spark, frame, channel="tenant", options={"Url": database_url} | options)
+    assert (first, again) == (Enqueued(2, repeated=False), Enqueued(2, repeated=True))
+    assert len(messages(engine)) == 2
 
 
 def test_folder_of_files(engine: Engine, database_url: str, tmp_path: Path) -> None:

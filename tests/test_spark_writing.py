@@ -2,6 +2,7 @@
 
 import json
 from datetime import UTC, datetime
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +19,10 @@ from pyspark.sql.types import StructType
 
 import fairqueue as fq
 from fairqueue.errors import InvalidValue
-from fairqueue.spark.engine.loading import LoadFailed
-from fairqueue.spark.source.writer import JobWriter, told
+from fairqueue.spark.engine.loading import LoadFailed, Part, stage
+from fairqueue.spark.source.writer import JobWriter, Message, told
 from tests.acts import drain
-from tests.loads import once_each, stages
+from tests.loads import keyed, once_each, stages
 from tests.observing import value
 
 if TYPE_CHECKING:
@@ -96,6 +97,48 @@ def test_rows_that_are_refused(
     ]
     assert list((rejects / "_attempts").iterdir()) == []
     assert stages(watching) == 0
+
+
+def test_refused_rows_that_cannot_be_put_in_their_place(
+    spark: "SparkSession", database_url: str, watching: psycopg.Connection[Any], tmp_path: Path
+) -> None:
+    """By then the load is entered, and so it hasn't failed; they stay where they are."""
+    rejects = tmp_path / "rejects"
+    in_the_way = rejects / f"{sha256(b'part/nightly').hexdigest()[:32]}-0.parquet"
+    in_the_way.mkdir(parents=True)
+    frame = spark.range(0, 4, 1, 1).selectExpr("'acme' AS channel", "concat('k', id) AS key", "id - 0.5d AS cost")
+    save(frame, database_url, rejects=str(rejects), job="nightly")
+    once_each(watching, ["k1", "k2", "k3"])
+    (left,) = (rejects / "_attempts").iterdir()
+    assert [row.key for row in spark.read.parquet(str(left)).collect()] == ["k0"]
+    in_the_way.rmdir()
+    save(frame, database_url, rejects=str(rejects), job="nightly")
+    assert [row.key for row in spark.read.parquet(str(rejects)).collect()] == ["k0"]
+
+
+def test_it_is_told(database_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    given = {"url": database_url, "rejects": str(tmp_path), "commit": "direct"}
+    writer = JobWriter(given, StructType().add("channel", "string"), overwrite=False)
+    writer.commit([Message(Part(0, 1), f"{writer.run}-0-gone.parquet")])
+    (said,) = caplog.messages
+    assert said == (
+        f"run/{writer.run} is entered, but files of its refused rows could not be moved from"
+        f" {tmp_path}/_attempts/{writer.run}-*"
+    )
+
+
+def test_refused_rows_of_a_load_that_failed(database_url: str, tmp_path: Path) -> None:
+    """They go with what is staged. Where nothing is, the load may have been entered."""
+    for staged in (False, True):
+        given = {"url": database_url, "rejects": str(tmp_path)}
+        writer = JobWriter(given, StructType().add("channel", "string"), overwrite=False)
+        file = tmp_path / "_attempts" / f"{writer.run}-0-0.parquet"
+        file.parent.mkdir(exist_ok=True)
+        file.touch()
+        if staged:
+            stage(writer.rows.place, writer.run, 0, keyed("k"))
+        writer.abort([])
+        assert file.exists() != staged
 
 
 class TestRefusals:

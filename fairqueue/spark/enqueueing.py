@@ -78,8 +78,9 @@ def enqueue(
     from fairqueue.spark.source.options import Options
     from fairqueue.spark.source.writer import KNOWN
 
-    given = dict(options or {}) | ({} if job is None else {"job": job})
-    place = Options(given, KNOWN).place
+    # By lower-case name, as Spark has them, so that none is there twice.
+    given = {key.lower(): value for key, value in (options or {}).items()} | ({} if job is None else {"job": job})
+    asked = Options(given, KNOWN)
     rows = read_files(spark, source, format) if isinstance(source, str) else source
     columns = {"channel": sf.expr(channel), "payload": _payload(rows, payload)}
     columns |= {name: sf.expr(text) for name, text in (expressions or {}).items()}
@@ -87,7 +88,8 @@ def enqueue(
     made = rows.select(*(column.alias(name) for name, column in columns.items()))
     if dict(made.dtypes)["payload"].startswith(("struct", "map", "array")):
         made = made.withColumn("payload", sf.to_json("payload", {"ignoreNullFields": "false"}))
-    repeated = job is not None and given.get("commit") != "direct" and progress(place, f"job/{job}") is not None
+    name = asked.text("job")
+    repeated = name is not None and progress(asked.place, f"job/{name}") is not None
     counted = Observation()
     made.observe(counted, sf.count(sf.lit(1)).alias("rows")).write.format("fairqueue").mode("append").options(
         **given

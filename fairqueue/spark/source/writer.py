@@ -6,6 +6,7 @@ own part in one, at once.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ __all__ = ["KNOWN", "OPTIONS", "JobWriter", "Message", "Rows", "told"]
 OPTIONS = {"queue", "channel", "on_conflict", "rejects", "clean_hours"}
 #: Those of a batch write.
 KNOWN = OPTIONS | {"commit", "job"}
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -79,19 +82,31 @@ class Rows:
         return None if self.rejects is None else Rejects(self.rejects, run, number)
 
     def settle(self, run: str, load: str, messages: Sequence[Message]) -> None:
-        """After a load has been entered: the files of its refused rows, and what dead loads have left."""
+        """After a load has been entered: the files of its refused rows, and what dead loads have left.
+
+        None of this is an error: Spark would tell that the load has failed, and who tries again enters it twice.
+        """
         if self.rejects is not None:
-            keep(self.rejects, load, [message.rejects for message in messages if message.rejects])
-            discard(self.rejects, run)
-        # What is entered must not fail for what others have left; the next load tries again.
+            try:
+                keep(self.rejects, load, [message.rejects for message in messages if message.rejects])
+                discard(self.rejects, run)
+            except Exception:  # noqa: BLE001 (each file system has errors of its own)
+                _log.warning(
+                    "%s is entered, but files of its refused rows could not be moved from %s/_attempts/%s-*",
+                    *(load, self.rejects, run),
+                    exc_info=True,
+                )
+        # The next load tries again.
         with suppress(psycopg.Error):
             clean(self.place, self.clean_hours)
 
     def abandon(self, run: str) -> None:
-        """Instead of that, when it failed. What is entered stays: it may have failed after the database's commit."""
-        if self.rejects is not None:
+        """Instead of that, when it failed. What is entered stays: it may have failed after the database's commit.
+
+        So the files of refused rows go only together with a staging table, which shows that nothing has been entered.
+        """
+        if abandon(self.place, run) and self.rejects is not None:
             discard(self.rejects, run)
-        abandon(self.place, run)
 
 
 def told(messages: Sequence[Message | None]) -> list[Message]:
