@@ -269,3 +269,21 @@ def test_what_is_written_again_as_it_was_costs_nothing(session: Session, again: 
     assert session.scalars(text("SELECT channel FROM fairqueue.signal")).all() == []
     sql(session, "SELECT fairqueue.channel_set('a', weight => 1)")
     assert session.scalars(text("SELECT channel FROM fairqueue.signal")).all() == ["a", "a"]
+
+
+@pytest.mark.parametrize("table", ["channel", "queue"])
+@pytest.mark.parametrize(("hours", "remains"), [(-1, False), (1, True)], ids=["is over", "would go on"])
+def test_a_new_pause_doesn_t_end_when_the_last_one_did(session: Session, table: str, hours: int, remains: bool) -> None:
+    """The row still says until when that lasted; paused alone is set anew."""
+    policy: fq.Channel | fq.Queue = fq.Channel("a") if table == "channel" else fq.Queue("default")
+    policy.paused = True
+    policy.resume_at = datetime.now(UTC) + timedelta(hours=hours)
+    session.add(policy)
+    session.commit()
+    policy.paused = False
+    session.commit()
+    policy.paused = True
+    session.commit()
+    put(session, "a")
+    assert take(session) == []
+    assert (policy.resume_at is not None) is remains

@@ -2186,6 +2186,24 @@ $$;
 
 REVOKE EXECUTE ON FUNCTION message_redrive FROM PUBLIC;
 
+-- Trigger function of channel_paused and queue_paused: a pause that begins doesn't end when an earlier one did.
+--
+-- The time until which that lasted stays in the row when it is over. Whoever then sets paused alone means a new one;
+-- with the old time it would be over as it begins. Takes no lock.
+CREATE FUNCTION pause_begin() RETURNS trigger
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+    IF NEW.paused AND NOT OLD.paused AND NEW.resume_at = OLD.resume_at AND NEW.resume_at <= clock() THEN
+        NEW.resume_at := NULL;
+    END IF;
+    RETURN NEW;
+END
+$$;
+
+REVOKE EXECUTE ON FUNCTION pause_begin FROM PUBLIC;
+
 -- Until when a channel or queue is paused, in Unix milliseconds: null for not at all, 2^63-1 for until it is resumed.
 --
 -- Called by the scheduler's functions; takes no lock.
@@ -4541,6 +4559,11 @@ AFTER INSERT OR DELETE OR UPDATE OF queue, name, weight, max_concurrency, releas
 ON channel
 FOR EACH ROW EXECUTE FUNCTION signal_channel();
 
+-- The end of an earlier pause is not that of a new one.
+CREATE TRIGGER channel_paused
+BEFORE UPDATE OF paused ON channel
+FOR EACH ROW EXECUTE FUNCTION pause_begin();
+
 -- What users change of a message has to be as valid as what they enqueue. Leasing touches none of these columns.
 CREATE TRIGGER message_edited
 AFTER UPDATE OF queue, channel, key, payload, body, cost, max_attempts, backoff ON message
@@ -4579,3 +4602,8 @@ AFTER INSERT OR DELETE OR UPDATE OF name, max_concurrency, paused, resume_at, ch
     channel_release_interval_ms, channel_burst
 ON queue
 FOR EACH ROW EXECUTE FUNCTION signal_queue();
+
+-- The end of an earlier pause is not that of a new one.
+CREATE TRIGGER queue_paused
+BEFORE UPDATE OF paused ON queue
+FOR EACH ROW EXECUTE FUNCTION pause_begin();
