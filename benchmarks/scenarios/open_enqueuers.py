@@ -138,7 +138,7 @@ class _Watch:
         self._connection = connection
         self._thread = threading.Thread(target=self._look, daemon=True)
         self._over = threading.Event()
-        #: (backend, beginning of its statement)
+        #: (backend, beginning of its wait)
         self.waits: set[tuple[Any, ...]] = set()
 
     def __enter__(self) -> Self:
@@ -153,7 +153,8 @@ class _Watch:
         while not self._over.wait(0.02):
             self.waits.update(
                 self._connection.execute(
-                    "SELECT pid, query_start FROM pg_stat_activity WHERE datname = current_database()"
-                    " AND wait_event_type = 'Lock' AND query_start < clock_timestamp() - interval '20 ms'"
+                    "SELECT l.pid, l.waitstart FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid"
+                    " WHERE a.datname = current_database() AND NOT l.granted"
+                    " AND l.waitstart < clock_timestamp() - interval '20 ms'"
                 ).fetchall()
             )
