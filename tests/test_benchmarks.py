@@ -10,8 +10,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
+from rich.progress import Progress
 
+from benchmarks.__main__ import measure
 from benchmarks.consumers import Consumers
 from benchmarks.environment import environment
 from benchmarks.measuring import TINY, Bench, Case
@@ -139,6 +142,28 @@ def test_every_scenario_runs(
     assert all(record.system in text for record in records)
     for picture in draw(tmp_path, name, result["records"]):
         assert (tmp_path / picture).read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_case_that_fails_leaves_the_others(bench: Bench) -> None:
+    """Whatever it raises; but Ctrl-C ends the run."""
+
+    def raising(error: BaseException) -> Case:
+        def run(bench: Bench) -> list[Record]:
+            raise error
+
+        return Case(f"{error!r}", run)
+
+    own = Bench(bench.place, bench.consumers, TINY, {})
+    good = Case("good", lambda _: [value_record("rate", "limit", {}, [1.0], "1/s")])
+    progress = Progress()
+    task = progress.add_task("")
+    errors: list[Exception] = [TimeoutError(), ProcessFailed("gone\nfor good"), psycopg.OperationalError("no server")]
+    result = measure(own, "peers", [*map(raising, errors), good], progress, task)
+    assert [record["system"] for record in result["records"]] == ["limit"]
+    assert [note.rpartition(": ")[2] for note in result["notes"]] == ["TimeoutError", "gone", "no server"]
+    assert own.failed == 3
+    with pytest.raises(KeyboardInterrupt):
+        measure(own, "peers", [raising(KeyboardInterrupt())], progress, task)
 
 
 def result_of(records: list[Record], surroundings: dict[str, str]) -> dict[str, Any]:
