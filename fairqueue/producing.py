@@ -52,8 +52,9 @@ from collections.abc import Awaitable, Callable, Iterable
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from sqlalchemy import BigInteger, Double, Integer, LargeBinary, Text, cast, literal, select
+from sqlalchemy import BigInteger, Connection, Double, Integer, LargeBinary, Text, cast, literal, select
 from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.orm import Session
 from sqlalchemy.util import await_only
 
 from ._functions import SchemaFunction
@@ -67,7 +68,7 @@ from .schema import quote, schema_of
 if TYPE_CHECKING:
     from sqlalchemy import Select
     from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
-    from sqlalchemy.orm import Session, scoped_session
+    from sqlalchemy.orm import scoped_session
 
     SyncSession = Session | scoped_session[Any]
     AnyAsyncSession = AsyncSession | async_scoped_session[Any]
@@ -115,7 +116,7 @@ def enqueue(
         max_attempts=max_attempts,
         backoff=backoff,
     )
-    session.add(message)
+    _session(session).add(message)
     return message
 
 
@@ -183,7 +184,7 @@ def enqueue_unique(
         session.flush()
         return session.scalars(statement).one()
 
-    return _run(session, run)
+    return _run(_session(session), run)
 
 
 @overload
@@ -226,7 +227,7 @@ def enqueue_many(
         session.flush()
         return list(session.scalars(statement))
 
-    return _run(session, run)
+    return _run(_session(session), run)
 
 
 @overload
@@ -256,7 +257,7 @@ def enqueue_copy(session: SyncSession | AnyAsyncSession, rows: Iterable[MessageR
             return await_only(_copy_async(driver, copy, copy_records(rows, now)))
         return _copy(driver, copy, copy_records(rows, now))
 
-    return _run(session, run)
+    return _run(_session(session), run)
 
 
 def _create(record: Record, on_conflict: str) -> Select[int]:
@@ -281,8 +282,20 @@ def _create(record: Record, on_conflict: str) -> Select[int]:
     )
 
 
+def _session(given: Any, *, or_connection: bool = False) -> Any:
+    """The Session or AsyncSession that is given, or that a scoped one stands for."""
+    session = given() if hasattr(given, "session_factory") else given
+    # The async ones by what they have, as importing them would bring asyncio along.
+    if isinstance(session, Session) or hasattr(session, "sync_session"):
+        return session
+    if or_connection and (isinstance(session, Connection) or hasattr(session, "sync_connection")):
+        return session
+    # Not itself, which may be a URL with a password.
+    raise InvalidValue(f"session must be a Session or an AsyncSession, or a scoped one, not {type(session).__name__}")
+
+
 def _run(session: Any, function: Callable[[Session], T]) -> T | Awaitable[T]:
-    """Call ``function`` with the session; for an AsyncSession, return an awaitable that does."""
+    """Call ``function`` with the session or connection; for one that is async, return an awaitable that does."""
 
     def run(session: Session) -> T:
         try:
@@ -293,8 +306,7 @@ def _run(session: Any, function: Callable[[Session], T]) -> T | Awaitable[T]:
                 raise
             raise meant from error
 
-    if hasattr(session, "registry"):
-        session = session()  # the one that a scoped_session or async_scoped_session stands for
+    session = _session(session, or_connection=True)
     if hasattr(session, "run_sync"):
         awaitable: Awaitable[T] = session.run_sync(run)
         return awaitable

@@ -3,6 +3,7 @@
 See test_bad_input_in_sql.py for the same in the database.
 """
 
+import asyncio
 import json
 import math
 from collections.abc import Callable
@@ -13,11 +14,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Engine, create_engine, literal, select
-from sqlalchemy.orm import Session
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 import fairqueue as fq
 from fairqueue import payloads
 from fairqueue.payloads import JSONPayload
+from fairqueue.status import status
+from fairqueue.testing import assert_enqueued, enqueued
 from tests.fixtures.connections import Raw
 from tests.observing import observer, rows
 
@@ -118,6 +122,46 @@ def test_bad_messages(session: Session, raw: Raw, database_url: str, face: str) 
         assert len(text) < 2_000_000
     session.commit()
     assert rows(observer(raw, database_url)) == {}
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        *(LOST, create_async_engine(LOST.url), sessionmaker(LOST), async_sessionmaker(), scoped_session),
+        *(None, "postgresql://u:s3cret@h/d", Session, AsyncSession, fq.Message("acme")),
+    ],
+    ids=lambda where: getattr(where, "__name__", None) or type(where).__name__,
+)
+def test_what_is_no_session(where: Any) -> None:
+    """One error at every door, that tells what is wanted, and nothing of a URL."""
+    doors = [*FACES.values(), lambda session, _: fq.check(session), lambda session, _: status(session)]
+    doors += [lambda session, _: enqueued(session), lambda session, _: assert_enqueued(session)]
+    for door in doors:
+        if door is add:
+            continue
+        with pytest.raises(fq.InvalidValue, match=r"^session must be a Session or an AsyncSession, .* not ") as error:
+            door(where, {"channel": "acme"})
+        assert str(error.value).endswith(type(where).__name__)
+
+
+def test_a_connection_enqueues_nothing(engine: Engine, database_url: str) -> None:
+    """It has no flush, so what its session has would be missing; to look at, it is good enough."""
+    refused = r"^session must be a Session or an AsyncSession, .* not (Async)?Connection$"
+    with engine.connect() as connection:
+        for name in ("enqueue", "enqueue_unique", "enqueue_many", "enqueue_copy"):
+            with pytest.raises(fq.InvalidValue, match=refused):
+                FACES[name](connection, {"channel": "acme"})  # type: ignore[arg-type]
+        assert status(connection).queues == []
+
+    async def look() -> None:
+        engine = create_async_engine(database_url)
+        async with engine.connect() as connection:
+            with pytest.raises(fq.InvalidValue, match=refused):
+                fq.enqueue_many(connection, [])  # type: ignore[call-overload]
+            assert (await status(connection)).queues == []
+        await engine.dispose()
+
+    asyncio.run(look())
 
 
 class TestFieldsThatAreNone:

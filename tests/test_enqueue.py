@@ -240,7 +240,8 @@ class TestCopy:
         """psycopg2 isn't psycopg."""
         driver = type("connection", (), {"__module__": "psycopg2.extensions"})()
         connection = SimpleNamespace(connection=SimpleNamespace(driver_connection=driver))
-        session: Any = SimpleNamespace(flush=lambda: None, connection=lambda: connection)
+        session: Any = Session()
+        session.connection = lambda: connection
         with pytest.raises(fq.FairqueueError, match=r"is of psycopg2\.extensions: use enqueue_many"):
             fq.enqueue_copy(session, [])
 
