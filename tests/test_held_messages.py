@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
+import fairqueue as fq
 from tests.acts import lease_of, put, sql, truncate
 from tests.fixtures.connections import Raw
 from tests.invariants import check_invariants
-from tests.observing import value
+from tests.observing import buffers, value
 
 HOLDS = {
     "locked": "SELECT FROM fairqueue.message WHERE id = ANY (%(ids)s) FOR UPDATE",
@@ -64,6 +65,29 @@ def test_many_are_passed_over_in_one_go(session: Session, other: psycopg.Connect
     assert [message.channel for message in lease_of(session, 1)] == ["globex"]
     other.rollback()
     assert [message.id for message in lease_of(session, 1)] == acme[:1]
+    check_invariants(session.connection())
+
+
+@pytest.mark.parametrize("limit", [1, 100])
+def test_thousands_don_t_make_others_wait(
+    session: Session, other: psycopg.Connection, raw: Raw, database_url: str, limit: int
+) -> None:
+    """As when a tenant is removed: no dequeue walks over all that is held. What stands behind it waits as well."""
+    looking = raw(database_url)
+    looking.autocommit = True
+    sql(session, "INSERT INTO fairqueue.message (channel) SELECT 'acme' FROM generate_series(1, 30000)")
+    (last,) = put(session, "acme")
+    assert len(lease_of(session, 1)) == 1
+    before = buffers(looking, 1)
+    other.execute("UPDATE fairqueue.message SET cost = 2 WHERE id < %s", (last,))
+    for _ in range(3):
+        (quiet,) = put(session, "quiet")
+        # They are 12,000 and 35,000; over all that is held they would be 121,000.
+        assert buffers(looking, limit) < before + 45_000
+        assert session.get_one(fq.Message, quiet).leased_until is not None
+        session.commit()
+    other.rollback()
+    assert len(lease_of(session, 10_000)) == 10_000
     check_invariants(session.connection())
 
 

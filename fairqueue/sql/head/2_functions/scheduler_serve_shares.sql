@@ -130,7 +130,8 @@ BEGIN
                 min(k.id) FILTER (WHERE NOT k.taken) AS left_id,
                 min(k.dequeue_at) FILTER (WHERE NOT (k.taken OR k.is_held)) AS free_at,
                 min(k.id) FILTER (WHERE NOT (k.taken OR k.is_held)) AS free_id,
-                max(k.dequeue_at) FILTER (WHERE k.is_last) AS next_at,
+                -- Not where there are thousands: what stands behind them waits as they do, and costs others nothing.
+                max(k.dequeue_at) FILTER (WHERE k.is_last AND demand < 4096) AS next_at,
                 max(k.id) FILTER (WHERE k.is_last) + 1 AS next_id, max(k.dequeue_at) AS last_at
             FROM marked k CROSS JOIN LATERAL (
                 SELECT count(*) AS passed FROM passed p WHERE p.lane = k.lane AND NOT keep) u
