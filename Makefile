@@ -15,7 +15,7 @@ install := -m pip install --quiet --disable-pip-version-check --no-compile
 unexport PYTHONDONTWRITEBYTECODE
 compile := uv pip compile pyproject.toml --group dev --universal --python-version 3.11 --generate-hashes --no-header \
     --no-annotate --no-emit-index-url --no-emit-find-links --quiet \
-    $(addprefix --extra ,async asyncpg cli demo embedded fastapi flask pydantic testing)
+    $(addprefix --extra ,asyncpg cli demo embedded fastapi flask pydantic testing)
 
 .DEFAULT_GOAL := help
 .PHONY: help test soak demo demo-spark example bench bench-full lint types check matrix lock clean

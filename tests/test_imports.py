@@ -3,9 +3,12 @@
 For how long it takes: `python -m benchmarks imports`.
 """
 
+import re
 import subprocess
 import sys
+import tomllib
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
+from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
@@ -82,3 +85,11 @@ def test_extra_brings_what_it_takes(extra: str, code: str) -> None:
         if not here & {canonicalize_name(name) for name in names}
     ]
     subprocess.run([sys.executable, "-c", f"import sys; sys.modules |= dict.fromkeys({away})\n{code}"], check=True)
+
+
+def test_make_locks_the_extras_that_there_are() -> None:
+    root = Path(__file__).parents[1]
+    extras = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    found = re.findall(r"--extra (?:,([\w -]+)\)|([\w-]+))", (root / "Makefile").read_text())
+    named = {name for names in found for text in names for name in text.split()}
+    assert named == extras.keys() - {"spark-worker"}  # which comes with spark
