@@ -64,7 +64,7 @@ def complaint(*arguments: str, code: int, environment: dict[str, str] | None = N
         (["worker"], "Missing argument 'MODULE:APP...'"),
         (["worker", "shop.jobs"], "must be a module and a Worker in it, such as shop.jobs:app, not 'shop.jobs'"),
         (["worker", "a:b", "--processes", "0"], "--processes: "),
-        (["demo", "--tenants", "0"], "--tenants: must be a whole number from 1 to 1,000"),
+        (["demo", "--tenants", "0"], "--tenants: 0 is not in the range 1<=x<=1000"),
         (["--schema", "", "status"], "schema must be a name of 1 to 63 bytes, not ''"),
     ],
 )

@@ -153,11 +153,11 @@ def wait_for_results(url: str, process: "subprocess.Popen[str]") -> None:
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        (["--tenants", "0"], "--tenants: must be a whole number from 1 to 1,000, not '0'"),
-        (["--tenants", "many"], "--tenants: must be"),
-        (["--workers", "-1"], "--workers: must be"),
-        (["--batch", "0.5"], "--batch: must be"),
-        (["--files", "/nowhere"], "--files: no such folder: '/nowhere'"),
+        (["--tenants", "0"], "--tenants: 0 is not in the range 1<=x<=1000"),
+        (["--tenants", "many"], "--tenants: 'many' is not a valid integer"),
+        (["--workers", "-1"], "--workers: -1 is not in the range 1<=x<=64"),
+        (["--batch", "0.5"], "--batch: '0.5' is not a valid integer"),
+        (["--files", "/nowhere"], "--files: Directory '/nowhere' does not exist"),
         (["--files", "{empty}"], "--files: no files in "),
         (["--picture", "waits.jpg"], "--picture: must end in .png"),
         (["--picture", "/nowhere/waits.png"], "--picture: can't be written"),
@@ -187,6 +187,20 @@ def test_a_database_out_of_reach_is_one_line(
     assert output == ""
     assert errors.count("\n") == 1
     assert errors.startswith("fairqueue: ")
+
+
+@pytest.mark.parametrize("error", [run.WorkersGone, tables.CleanupError])
+def test_what_the_demo_cannot_go_on_without_is_one_line(
+    error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def race(*_: object) -> None:
+        raise error("it is\ngone")
+
+    (tmp_path / "file").write_text("text")
+    monkeypatch.setattr("fairqueue.demo.show._race", race)
+    with pytest.raises(SystemExit, match="1"):
+        demo.main(["--files", str(tmp_path), "--picture", str(tmp_path / "waits.png")])
+    assert capsys.readouterr() == ("", "fairqueue: it is gone\n")
 
 
 def test_the_command_line_has_the_same_demo(tmp_path: Path) -> None:

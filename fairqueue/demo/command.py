@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import click
 from click.core import ParameterSource
@@ -16,29 +16,6 @@ from fairqueue.cli.base import EXIT_CODES, INTERRUPTED, Command, Failed, OutputF
 from .load import FEW, find_files, plan, standard_library
 
 __all__ = ["demo"]
-
-
-class _Number(click.ParamType):  # type: ignore[type-arg, unused-ignore]
-    name = "n"
-
-    def __init__(self, low: int, high: int) -> None:
-        self.low, self.high = low, high
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        text = str(value)
-        if not text.isascii() or not text.isdigit() or not self.low <= int(text[:9]) <= self.high:
-            self.fail(f"must be a whole number from {self.low} to {self.high:,}, not {value!r}", param, ctx)
-        return int(text)
-
-
-class _Folder(click.ParamType):  # type: ignore[type-arg, unused-ignore]
-    name = "path"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        folder = Path(value)
-        if not folder.is_dir():
-            self.fail(f"no such folder: {value!r}", param, ctx)
-        return folder.absolute()
 
 
 def _cores() -> int:
@@ -51,23 +28,28 @@ def _cores() -> int:
 @click.command(cls=Command, epilog=EXIT_CODES, short_help="See fair queueing at work.")
 @click.option(
     "--tenants",
-    type=_Number(1, 1_000),
+    type=click.IntRange(1, 1_000),
+    metavar="N",
     default=15,
     show_default=True,
     help=f"Quiet tenants, {FEW} files each, beside the noisy one.",
 )
 @click.option(
     "--files",
-    type=_Folder(),
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="A folder, of any files.  [default: the .py files of Python's standard library]",
 )
 @click.option(
     "--workers",
-    type=_Number(1, 64),
+    type=click.IntRange(1, 64),
+    metavar="N",
     default=min(max(2, _cores()), 16),
-    help="Worker processes for each queue.  [default: one a core, 2 to 16]",
+    show_default="one a core, 2 to 16",
+    help="Worker processes for each queue.",
 )
-@click.option("--batch", type=_Number(1, 1_000), default=8, show_default=True, help="Messages a dequeue.")
+@click.option(
+    "--batch", type=click.IntRange(1, 1_000), metavar="N", default=8, show_default=True, help="Messages a dequeue."
+)
 @click.option(
     "--picture",
     type=OutputFile(".png"),
@@ -98,20 +80,17 @@ def demo(context: click.Context, *, tenants: int, files: Path | None, workers: i
 
 
 def _show(tenants: int, files: Path | None, workers: int, batch: int, picture: Path) -> bool:
-    folder = files or standard_library()
+    folder = files.absolute() if files else standard_library()
     paths = find_files(folder, suffix="" if files else ".py")
     if not paths:
         raise click.BadParameter(f"no files in {folder}", param_hint="--files")
     load = plan(folder, paths, tenants)
     try:
         # Not before: `fairqueue --help` needs neither a plotting library nor a server.
-        from .show import DemoError, show
+        from .show import show
     except ModuleNotFoundError as error:
         raise Failed(f"{error.name} is not installed; pip install 'fairqueue[demo]'") from None
-    try:
-        return show(load, workers=workers, batch=batch, picture=picture)
-    except DemoError as error:
-        raise Failed(str(error)) from error
+    return show(load, workers=workers, batch=batch, picture=picture)
 
 
 def _terminate(*_: object) -> NoReturn:

@@ -15,6 +15,8 @@ from multiprocessing.context import SpawnProcess
 from sqlalchemy import Engine, func, insert, select
 from sqlalchemy.orm import Session
 
+from fairqueue.errors import FairqueueError
+
 from .load import NOISY, Load
 from .queues import QUEUES
 from .tables import Place, Result, Upload
@@ -27,7 +29,7 @@ _LOOK = 0.1  # seconds between two looks at the progress
 _GRACE = 2.0  # seconds for the workers to finish their files
 
 
-class WorkersGone(Exception):
+class WorkersGone(FairqueueError):
     """The workers of a queue have ended before the work."""
 
 

@@ -9,10 +9,8 @@ from pathlib import Path
 
 from rich.console import Console
 from sqlalchemy import text
-from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from fairqueue import embedded
-from fairqueue.errors import FairqueueError
 
 from .figures import Figures, measure
 from .load import Load
@@ -20,12 +18,8 @@ from .picture import draw
 from .progress import Display
 from .queues import QUEUES
 from .report import print_report
-from .run import WorkersGone, race
-from .tables import CleanupError, Place, installed
-
-
-class DemoError(Exception):
-    """The demo can't go on; the message says why, in one line."""
+from .run import race
+from .tables import Place, installed
 
 
 def show(load: Load, *, workers: int, batch: int, picture: Path) -> bool:
@@ -33,11 +27,7 @@ def show(load: Load, *, workers: int, batch: int, picture: Path) -> bool:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # where there is no arrow, a question mark will do
     console = Console(highlight=False)
-    try:
-        arrival, fair = _race(console, load, workers, batch)
-    except (DBAPIError, ArgumentError, FairqueueError, WorkersGone, CleanupError) as error:
-        cause = error.orig if isinstance(error, DBAPIError) else error
-        raise DemoError(" ".join(str(cause).split())) from error
+    arrival, fair = _race(console, load, workers, batch)
     print_report(console, arrival, fair)
     draw(picture, load, arrival, fair)
     console.print(f"Picture: {picture.absolute()}", soft_wrap=True)

@@ -25,6 +25,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.schema import CreateSchema, DropSchema
 
 from fairqueue.alembic import create_fairqueue, drop_fairqueue
+from fairqueue.errors import FairqueueError
 from fairqueue.schema import DEFAULT_SCHEMA, HEAD
 
 _PLACEHOLDER = "fairqueue_demo"
@@ -86,7 +87,7 @@ class PlainMessage(Base):
     leased_until: Mapped[datetime | None]
 
 
-class CleanupError(Exception):
+class CleanupError(FairqueueError):
     """The demo's schemas could not be dropped."""
 
 
