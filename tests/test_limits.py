@@ -337,3 +337,20 @@ class TestRecreation:
         complete(session, running[:1])
         move_clock(session, NOW + 10_000)
         assert sorted(serve(session)) == ["capped", "rated"]
+
+    @pytest.mark.parametrize(("hours", "again"), [(1, []), (25, ["rated"])])
+    def test_a_rate_that_was_taken_away_is_not_forgotten(self, session: Session, hours: int, again: list[str]) -> None:
+        """For a day, though its channel is idle without it while the virtual time goes on."""
+        limit(session, "rated", release_interval_ms=30 * 3_600_000)
+        put(session, "rated")
+        assert serve(session) == ["rated"]
+        session.delete(session.get_one(fq.Channel, ("default", "rated")))
+        session.commit()
+        move_clock(session, NOW + hours * 3_600_000)
+        put(session, "busy", 201)
+        assert len(take(session, 200)) == 200
+        sql(session, "UPDATE fairqueue.rotation SET turn = (turn / 64 + 1) * 64, due_floor = 0")
+        assert take(session) == ["busy"]
+        limit(session, "rated", release_interval_ms=30 * 3_600_000)
+        put(session, "rated")
+        assert take(session) == again

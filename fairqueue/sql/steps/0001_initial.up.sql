@@ -4174,7 +4174,9 @@ DECLARE
 BEGIN
     IF v_keep > v_floor THEN
         WITH old AS MATERIALIZED (
-            SELECT l.ctid AS row, l.tag, l.running = 0 AND l.released_at + l.release_interval <= now_ms AS is_done
+            -- One whose rate is gone may get it back: it is known for a day when it was last released.
+            SELECT l.ctid AS row, l.tag, l.running = 0
+                AND l.released_at + coalesce(nullif(l.release_interval, 0), 86400000) <= now_ms AS is_done
             FROM lane l
             WHERE l.queue = v_queue AND l.due IS NULL AND l.tag >= v_floor AND l.tag < v_keep
             ORDER BY l.tag
