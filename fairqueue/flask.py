@@ -136,7 +136,8 @@ def with_app_context(app: Flask) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
     def decorate(handler: Callable[P, R]) -> Callable[P, R]:
         if any(kind(handler) for kind in (inspect.iscoroutinefunction, inspect.isgeneratorfunction)):
-            raise InvalidValue(f"handler must be a plain function, not async, and not yield: {handler.__name__}")
+            name = getattr(handler, "__qualname__", handler)  # a functools.partial has none
+            raise InvalidValue(f"handler must be a plain function, not async, and not yield: {name}")
 
         @functools.wraps(handler)
         def in_context(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -1,6 +1,7 @@
 """fairqueue.flask: the extension, its commands, and handlers in an application context."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -156,8 +157,8 @@ def test_bad_configuration(host: HostOf, database_url: str, engine: Engine) -> N
     def stepwise(message: fq.LeasedMessage) -> Iterator[None]:
         yield
 
-    for wrong in (handler, stepwise):
-        with pytest.raises(fq.InvalidValue, match=rf"handler must be a plain function, .*{wrong.__name__}"):
+    for wrong, name in ((handler, "handler"), (stepwise, "stepwise"), (partial(handler), "partial.*handler")):
+        with pytest.raises(fq.InvalidValue, match=rf"handler must be a plain function, .*{name}"):
             with_app_context(Flask(__name__))(wrong)
 
 
