@@ -1,12 +1,15 @@
 """What a Worker refuses to be made of, before it does anything."""
 
 import asyncio
+import os
+import socket
 import threading
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine
+from sqlalchemy import Engine, create_engine, select
 from sqlalchemy.ext.asyncio import async_sessionmaker
 from sqlalchemy.orm import DeclarativeBase, Session, sessionmaker
 
@@ -115,6 +118,39 @@ def test_a_pool_that_is_too_small(session: Session, engine_of: EngineOf) -> None
         put(session, "acme")
         with each:
             wait_until(lambda: is_empty(session))
+
+
+def test_whose_pool_it_is(engine_of: EngineOf) -> None:
+    """That of the sessions counts, however their engine was made; one that nobody knows is taken as it is."""
+    small, large = engine_of("plain", pool_size=3, max_overflow=1), engine_of("plain")
+
+    def check(engine: Any, session: Any, handler: Callable[..., object] = lambda _, __: None) -> None:
+        app = fq.Worker(engine, concurrency=2, session=session)
+        app.handler(handler)
+        assert app.registered is not None
+        app._check_pool(app.registered)
+
+    check(small, lambda: Session(large))
+    check(large, None)
+    for session in (None, sessionmaker(small.execution_options(isolation_level="SERIALIZABLE"))):
+        with pytest.raises(fq.InvalidValue, match=r"needs up to 5 connections, .* has 4 "):
+            check(small, session)
+
+    async def asynchronous(message: Any, session: Any) -> None: ...
+
+    with pytest.raises(fq.InvalidValue, match=r"needs up to 5 connections, .* has 4 "):
+        check(engine_of("async", pool_size=3, max_overflow=1), None, asynchronous)
+
+
+def test_its_name(session: Session, worker_of: WorkerOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of the process in which it runs, which may have been forked when the worker was there already."""
+    put(session, "acme")
+    app = worker_of("plain", lambda *_: None)
+    assert app.name == f"{socket.gethostname()}:{os.getpid()}"
+    monkeypatch.setattr(os, "getpid", lambda: 1234567)
+    with app:
+        wait_until(lambda: is_empty(session))
+    assert session.scalars(select(fq.History.worker)).all() == [f"{socket.gethostname()}:1234567"]
 
 
 def test_a_schema_that_is_not_there(empty_database_url: str, worker_of: WorkerOf) -> None:

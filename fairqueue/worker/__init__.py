@@ -66,8 +66,8 @@ import anyio
 from anyio.abc import TaskStatus
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
-from sqlalchemy.orm import Session
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
+from sqlalchemy.orm import Session, sessionmaker
 
 from fairqueue.errors import FairqueueError, InvalidValue, SchemaVersionError
 from fairqueue.models import Message, TypedMessage, check_message_type
@@ -150,7 +150,7 @@ class Worker:
         self.poll = check_seconds("poll", poll, 0.001)
         self.grace = check_seconds("grace", grace, 0)
         self.notify = check_flag("notify", notify)
-        self.name = check_name("name", f"{socket.gethostname()[:200]}:{os.getpid()}" if name is None else name)
+        self._name = None if name is None else check_name("name", name)
         self.message_type = check_message_type(message_type)
         self.session = _factory("session", session)
         self.async_session = _factory("async_session", async_session)
@@ -159,6 +159,11 @@ class Worker:
         self._run: Run | None = None
         self._task: asyncio.Task[int]
         self._exits: ExitStack
+
+    @property
+    def name(self) -> str:
+        """As given; else the host and the process, which is the one that asks: this one may have been forked since."""
+        return f"{socket.gethostname()[:200]}:{os.getpid()}" if self._name is None else self._name
 
     @overload
     def handler(self, function: F, /) -> F: ...
@@ -187,14 +192,14 @@ class Worker:
                     f"{handler.name} is async and takes a session, but engine is an Engine:"
                     " give an AsyncEngine, or async_session=async_sessionmaker(...)"
                 )
-            self.async_session = lambda: AsyncSession(engine, expire_on_commit=False)
+            self.async_session = async_sessionmaker(engine, expire_on_commit=False)
         if handler.takes_session and not handler.is_async and self.session is None:
             if not isinstance(engine, Engine):
                 raise InvalidValue(
                     f"{handler.name} is no async function and takes a session, but engine is an AsyncEngine:"
                     " give an Engine, or session=sessionmaker(...)"
                 )
-            self.session = lambda: Session(engine)
+            self.session = sessionmaker(engine)
         self.registered = handler
         return handler.function
 
@@ -304,8 +309,9 @@ class Worker:
     def _check_pool(self, handler: Handler) -> None:
         """Too few connections would not only slow the handlers: heartbeats would wait too, and leases run out."""
         factory = self.async_session if handler.is_async else self.session
-        if _bind(factory, self.engine) is not self.engine:
-            return  # handlers have an engine of their own
+        # Not the engines: one with other execution options has the same pool.
+        if getattr(_bind(factory), "pool", None) is not self.engine.pool:
+            return  # handlers have connections of their own, or nobody knows
         pool: Any = self.engine.pool
         if not handler.takes_session or not hasattr(pool, "_max_overflow") or pool._max_overflow < 0:
             return
@@ -357,15 +363,15 @@ async def _run_alone(worker: Worker, *, task_status: TaskStatus[None] = anyio.TA
     try:
         return await worker.run_async(task_status=task_status)
     finally:
-        for engine in (worker.engine, _bind(worker.async_session, None)):
+        for engine in {worker.engine, _bind(worker.async_session)}:
             if isinstance(engine, AsyncEngine):
                 with anyio.move_on_after(CLOSING, shield=True):
                     await engine.dispose()
 
 
-def _bind(factory: object, otherwise: object) -> object:
-    """What a sessionmaker makes its sessions of; ``otherwise`` for other factories, which don't tell."""
-    return getattr(factory, "kw", {}).get("bind", otherwise)
+def _bind(factory: object) -> object:
+    """What a sessionmaker makes its sessions of; None for other factories, which don't tell."""
+    return getattr(factory, "kw", {}).get("bind")
 
 
 def _factory(field: str, given: T) -> T:
