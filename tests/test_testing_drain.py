@@ -282,6 +282,26 @@ class TestFailures:
         drained = drain(session, worker, raises=raises)
         assert [str(outcome) for _, outcome in drained] == ["dead", "cancelled", "failed", "dead"]
 
+    async def test_that_the_worker_expects_in_a_group(self, async_engine: AsyncEngine) -> None:
+        """As a TaskGroup raises them; others in a group are raised."""
+        worker = Worker(async_engine)
+
+        @worker.handler(dead=ValueError, cancel=KeyError)
+        async def handle(message: Lease) -> None:
+            async def fail() -> None:
+                raise {"dead": ValueError, "cancel": KeyError, "other": TypeError}[message.channel]
+
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(fail())
+
+        async with AsyncSession(async_engine) as here:
+            for channel in ("dead", "cancel"):
+                fq.enqueue(here, channel)
+            assert [str(outcome) for _, outcome in await drain(here, worker)] == ["dead", "cancelled"]
+            fq.enqueue(here, "other")
+            with pytest.raises(ExceptionGroup):
+                await drain(here, worker)
+
     def test_are_tried_again(self, engine: Engine, session: Session) -> None:
         """With raises=False: after the backoff, until the attempts are used up."""
         attempts = []

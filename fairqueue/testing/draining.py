@@ -142,7 +142,7 @@ class _Draining:
                     session.commit()
             drained.append((message, outcome))
             error = handled.error
-            if self.raises and error is not None and not isinstance(error, self.handler.dead + self.handler.cancel):
+            if self.raises and error is not None and not handled.expected:
                 error.add_note(
                     f"Raised by {self.handler.name} for message {message.id} of channel {message.channel!r}, attempt"
                     f" {message.attempt}; outcome: {outcome}"

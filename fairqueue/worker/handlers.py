@@ -38,6 +38,8 @@ class Handled:
     outcome: Outcome | None = None
     #: The exception that the decision was made of, for the log.
     error: BaseException | None = None
+    #: It is one of those that ``dead`` or ``cancel`` name.
+    expected: bool = False
 
 
 class Handler:
@@ -96,15 +98,16 @@ class Handler:
         if isinstance(cause, Decision):
             return Handled(cause)
         decision: Decision
+        expected = False
         if isinstance(cause, UnreadablePayload):
             decision = DeadLetter(cause.__cause__ or cause)
         elif isinstance(cause, self.dead):
-            decision = DeadLetter(cause)
+            decision, expected = DeadLetter(cause), True
         elif isinstance(cause, self.cancel):
-            decision = Cancel(cause)
+            decision, expected = Cancel(cause), True
         else:
             decision = Retry(cause)
-        return Handled(decision, error=error)
+        return Handled(decision, error=error, expected=expected)
 
 
 class UnreadablePayload(Exception):
@@ -113,6 +116,8 @@ class UnreadablePayload(Exception):
 
 def settle(session: Session, message: LeasedMessage[Any], decision: Decision) -> Handled:
     """Commit what the handler wrote together with what becomes of its message; or, if the lease was over, neither."""
+    # By itself: where apply() does it, SQLAlchemy's error begins with words about a query and its autoflush.
+    session.flush()
     (outcome,) = apply(session, [(message, decision)])
     if outcome in decision.outcomes:
         session.commit()
