@@ -134,7 +134,8 @@ def completed(session: Session) -> list[int]:
     return list(session.scalars(select(fq.History.message_id).where(fq.History.outcome == "completed")))
 
 
-def test_attempts_are_used_up(session: Session, worker_of: WorkerOf) -> None:
+def test_attempts_are_used_up(session: Session, worker_of: WorkerOf, caplog: pytest.LogCaptureFixture) -> None:
+    """Which is in the log, as an error, once."""
     put(session, "acme", max_attempts=3, backoff=0)
     attempts: list[tuple[int, str | None]] = []
 
@@ -146,6 +147,10 @@ def test_attempts_are_used_up(session: Session, worker_of: WorkerOf) -> None:
         assert wait_for_endings(session, 1) == {"dead": 1}
     assert attempts == [(1, None), (2, "Gone: 1"), (3, "Gone: 2")]
     assert fate(session) == "dead: Gone: 3"
+    (told,) = [each.getMessage() for each in caplog.records if each.levelno >= logging.ERROR]
+    assert told == (
+        "message 1 of channel 'acme', attempt 3: the message is a dead letter now; `fairqueue dead list` shows it"
+    )
 
 
 def test_work_in_steps(session: Session, worker_of: WorkerOf) -> None:

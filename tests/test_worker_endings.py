@@ -174,6 +174,23 @@ def test_what_a_thread_finishes_at_the_last_moment(
     assert endings(session) == ["completed"]
 
 
+def test_what_a_task_finishes_at_the_last_moment(session: Session, engine_of: EngineOf) -> None:
+    """It isn't unfinished, though the event loop comes to it only in its next turn."""
+    put(session, "acme")
+    app = fq.Worker(engine_of("async"), poll=0.05)
+
+    @app.handler
+    async def work(message: fq.LeasedMessage[Any]) -> None:
+        run = app._run
+        assert run is not None
+        run.stop(hurry=True)
+        await asyncio.sleep(0.2)  # it waits for us by now
+        run.stop(hurry=True)
+
+    assert app.run() == 0
+    assert endings(session) == ["completed"]
+
+
 def test_an_engine_of_the_handlers(session: Session, engine_of: EngineOf) -> None:
     """Its connections are closed with the event loop in which they were made."""
     put(session, "acme")

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import random
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from typing import Any
 import anyio
 import pytest
 from sqlalchemy import Engine, create_engine, event, select, text
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
@@ -350,6 +352,39 @@ class TestLeases:
                     assert take(session) == []
                 done.set()
                 assert wait_for_endings(session, 1) == {"completed": 1}
+
+    def test_while_the_database_is_away(
+        self, engine: Engine, session: Session, worker_of: WorkerOf, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Each try is soon enough for a lease, and for all the messages that there are by then."""
+        (first,) = put(session, "acme")
+        done = threading.Event()
+        away = True
+        asked: list[object] = []
+
+        def fail(*arguments: Any) -> None:
+            statement, parameters = arguments[2:4]
+            if "message_heartbeat" in statement:
+                asked.append(sorted(next(value for value in parameters.values() if isinstance(value, list))))
+                if away:
+                    raise OperationalError(None, None, ConnectionError("gone"))
+
+        with Clock(engine) as clock:
+            clock.freeze()  # no lease runs out meanwhile
+            app = worker_of("plain", lambda *_: done.wait(30), lease=1)
+            event.listen(app.engine, "before_cursor_execute", fail)
+            with app:
+                wait_until(lambda: asked == [[first]])
+                (second,) = put(session, "acme")
+                wait_until(lambda: len(asked) == 7)
+                away = False
+                wait_until(lambda: len(asked) == 8)
+                done.set()
+                assert wait_for_endings(session, 2) == {"completed": 2}
+        assert asked[6:8] == [[first, second]] * 2
+        pauses = re.findall(r"can't extend leases, trying again in (\S+) s: ConnectionError: gone", caplog.text)
+        assert len(pauses) == 7
+        assert max(map(float, pauses)) <= 0.3  # a third of the lease
 
     @pytest.mark.parametrize("how", ["cancelled", "taken"])
     @pytest.mark.parametrize("kind", ["async", "asyncpg session"])

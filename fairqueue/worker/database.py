@@ -32,6 +32,8 @@ log = logging.getLogger("fairqueue.worker")
 
 #: Seconds that giving back a connection may take.
 CLOSING = 2.0
+#: Seconds between two tries at most, unless told otherwise.
+LONGEST = 10.0
 
 _LEVEL = text("SELECT current_setting('default_transaction_isolation')")
 
@@ -95,6 +97,7 @@ class Database:
         alone: bool = False,
         patience: float = float("inf"),
         until: anyio.Event | None = None,
+        longest: float = LONGEST,
         lost: Callable[[], object] = lambda: None,
     ) -> T | None:
         """As :meth:`run`, but tried again until it works.
@@ -102,6 +105,7 @@ class Database:
         :param what: what can't be done, for the log.
         :param patience: raise when the database has refused it so often, for other reasons than the connection's.
         :param until: return None when it fails and this has come.
+        :param longest: seconds between two tries at most.
         :param lost: called each time that it fails for the connection's sake.
         """
         failures = refusals = 0
@@ -115,7 +119,7 @@ class Database:
                     raise
                 if _lost(error):
                     lost()
-                pause = backoff(failures)
+                pause = backoff(failures, longest)
                 log.warning("can't %s, trying again in %.1f s: %s", what, pause, in_a_line(error))
                 with anyio.move_on_after(pause):
                     await (until.wait() if until else anyio.sleep_forever())
@@ -136,9 +140,9 @@ def not_durable(statement: Any) -> Any:
     return statement.select_from(local)
 
 
-def backoff(failures: int) -> float:
-    """Seconds before the next try: 0.1 doubled with each failure up to 10, half of it at random."""
-    return min(0.1 * 2.0 ** min(failures, 10), 10.0) * random.uniform(0.5, 1)  # noqa: S311
+def backoff(failures: int, longest: float = LONGEST) -> float:
+    """Seconds before the next try: 0.1 doubled with each failure up to the longest, half of it at random."""
+    return min(0.1 * 2.0 ** min(failures, 10), longest) * random.uniform(0.5, 1)  # noqa: S311
 
 
 def in_a_line(error: BaseException) -> str:

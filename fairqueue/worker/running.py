@@ -21,8 +21,7 @@ import contextvars
 import logging
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -39,10 +38,7 @@ from .threads import Threads
 from .wire import can_listen
 
 if TYPE_CHECKING:
-    from sqlalchemy import Row
     from sqlalchemy.orm import Session
-
-    from fairqueue.consuming import Results
 
     from . import Worker
 
@@ -295,8 +291,15 @@ class Run:
 
     def ended(self, job: Job, decision: Decision, outcome: Outcome | None) -> None:
         """Its end is in the database, or there is no point in trying."""
-        if outcome is not None and outcome not in decision.outcomes and decision is not _HAND_BACK:
-            log.warning("%s: the lease was over (%s), so this attempt doesn't count", job, outcome)
+        if outcome is Outcome.DEAD:
+            log.error("%s: the message is a dead letter now; `fairqueue dead list` shows it", job)
+        elif outcome is not None and outcome not in decision.outcomes and decision is not _HAND_BACK:
+            log.warning(
+                "%s: it was over already (%s), as its lease ran out, it was cancelled, or the handler ended it%s",
+                job,
+                outcome,
+                ": what the handler wrote in its session is rolled back" if self.handler.takes_session else "",
+            )
         job.decided = True
         self.jobs.discard(job)
         self.unreported.discard(job)
@@ -329,27 +332,34 @@ class Run:
             self.ended(job, decision, outcome)
 
     async def beat(self) -> None:
+        longest = self.worker.lease / 3  # also while the database is away: who comes too late finds the leases over
         while True:
-            await anyio.sleep(self.worker.lease / 3)
-            jobs = list(self.jobs)  # also those that are done: their reports may have to wait for the database
-            if not jobs:
+            await anyio.sleep(longest)
+            if not self.jobs:
                 continue
-            statement = not_durable(heartbeat([job.message for job in jobs], lease=self.worker.lease))
-            extend = partial(_rows, statement=statement)
-            rows = await self.database.insist("extend leases", extend, alone=True)
-            for job, row in zip(jobs, rows or [], strict=True):
-                if row.result not in _OVER:
+            extended = await self.database.insist("extend leases", self.extend, alone=True, longest=longest)
+            for job, result in extended or []:
+                if result not in _OVER:
                     continue
                 try:
                     self.standby.remove(job)
                 except ValueError:
                     # Once: it may take its time to clean up, which another one would cut short.
                     if job.task is not None and not job.task.done() and not job.given_up:
-                        log.warning("%s is no longer ours (%s): cancelled", job, row.result)
+                        log.warning("%s is no longer ours (%s): cancelled", job, result)
                         job.give_up()
                 else:
-                    log.warning("%s is no longer ours (%s): not begun", job, row.result)
+                    log.warning("%s is no longer ours (%s): not begun", job, result)
                     self.ended(job, _HAND_BACK, None)
+
+    def extend(self, session: Session) -> list[tuple[Job, str]]:
+        """Extend the leases of the jobs there are at this try: others than before it failed, where it did."""
+        # Also those that are done: their reports may have to wait for the database. A copy, as we may be in a thread.
+        jobs = list(self.jobs)
+        if not jobs:
+            return []
+        statement = not_durable(heartbeat([job.message for job in jobs], lease=self.worker.lease))
+        return [(job, row.result) for job, row in zip(jobs, session.execute(statement), strict=True)]
 
     async def finish(self) -> None:
         """Give the jobs their time, then leave the rest to others."""
@@ -358,8 +368,8 @@ class Run:
                 await self.releases.wait()
         self.collect()  # what threads have finished in this moment
         for job in list(self.jobs):
-            if job.decided:
-                continue
+            if job.decided or (job.task is not None and job.task.done()):
+                continue  # it is reported, or about to be, in the next turn of the event loop
             self.unfinished.add(job)
             log.warning("%s is handed back unfinished", job)
             if job.task is not None:
@@ -372,7 +382,3 @@ class Run:
         for job in self.jobs:
             log.error("%s could be neither finished nor handed back: it comes back when its lease is over", job)
         self.unfinished |= self.jobs
-
-
-def _rows(session: Session, statement: Results) -> Sequence[Row[int, str]]:
-    return session.execute(statement).all()
