@@ -35,12 +35,15 @@ def test_slots_and_leases(session: Session, worker_of: WorkerOf) -> None:
     put(session, "acme", 20)
     go = threading.Event()
     running: Counter[str] = Counter()
+    lock = threading.Lock()
 
     def body(*_: Any) -> None:
-        running["now"] += 1
-        running["most"] = max(running["most"], running["now"])
+        with lock:
+            running["now"] += 1
+            running["most"] = max(running["most"], running["now"])
         go.wait(30)
-        running["now"] -= 1
+        with lock:
+            running["now"] -= 1
 
     with worker_of("plain", body, concurrency=2, prefetch=5):
         wait_until(lambda: running["now"] == 2)

@@ -127,7 +127,7 @@ class Process:
 
 
 PROCESS = """
-import asyncio, logging, os, sys, time
+import asyncio, inspect, logging, os, sys, time
 from pathlib import Path
 from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import create_async_engine
@@ -149,7 +149,7 @@ async def wait_for_async(word):
 
 if __name__ == "__main__":
     logging.basicConfig(level="INFO", format="%(levelname)s %(message)s")
-    make = create_async_engine if asyncio.iscoroutinefunction(handle) else create_engine
+    make = create_async_engine if inspect.iscoroutinefunction(handle) else create_engine
     app = fq.Worker(make({url!r}, pool_size=15), {options})
     app.handler(handle)
     sys.exit(app.run())
