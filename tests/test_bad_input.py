@@ -134,6 +134,7 @@ def test_bad_messages(session: Session, raw: Raw, database_url: str, face: str) 
 )
 def test_what_is_no_session(where: Any) -> None:
     """One error at every door, that tells what is wanted, and nothing of a URL."""
+    doors: list[Callable[[Any, dict[str, Any]], object]]
     doors = [*FACES.values(), lambda session, _: fq.check(session), lambda session, _: status(session)]
     doors += [lambda session, _: enqueued(session), lambda session, _: assert_enqueued(session)]
     for door in doors:

@@ -18,6 +18,7 @@ from typing import Any, Self
 
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy import create_engine, text
 
 import benchmarks.place
@@ -276,8 +277,8 @@ class TestShared:
             assert name in server.socket_directory
             for url in (server.dsn, server.url(), libpq_of(parsed(server.dsn)), libpq_of(parsed(server.url()))):
                 assert query(url, "SELECT 1") == 1
-            for url in (server.url(), parsed(server.dsn), parsed(libpq_of(parsed(server.url())))):
-                engine = create_engine(url)
+            for place in (parsed(server.url()), parsed(server.dsn), parsed(libpq_of(parsed(server.url())))):
+                engine = create_engine(place)
                 with engine.connect() as connection:
                     assert connection.scalar(text("SELECT current_setting('unix_socket_directories')")) == (
                         f'"{server.socket_directory}"'
@@ -286,10 +287,10 @@ class TestShared:
             # And so does what makes databases there.
             with Databases(server.url()) as databases, databases.create("template1") as url:
                 assert query(libpq_of(parsed(url)), "SELECT 1") == 1
-            place = benchmarks.place.Place(server.dsn)
-            with place.database() as dsn:
+            bench = benchmarks.place.Place(server.dsn)
+            with bench.database() as dsn:
                 assert query(dsn, "SELECT 1") == 1
-            place.close()
+            bench.close()
 
     def test_a_home_too_deep_for_a_socket_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(EmbeddedError, match="too long for a socket"):
@@ -415,7 +416,7 @@ class TestDatabaseUrl:
         """Nothing else is changed: no password, and not what is of another driver."""
         url = parsed(f"postgresql+asyncpg://u:p%3Fssl%3Dtrue+ @h:1/d?{query}")
         assert (url.drivername, url.query, url.password) == ("postgresql+psycopg", kept, "p?ssl=true+ ")
-        seen = psycopg.conninfo.conninfo_to_dict(libpq_of(url))  # which refuses what libpq doesn't know
+        seen = conninfo_to_dict(libpq_of(url))  # which refuses what libpq doesn't know
         assert {name: seen[name] for name in [*kept, "password"]} == kept | {"password": "p?ssl=true+ "}
         other = f"postgresql+psycopg://u@h/d?{query}"
         assert embedded.sqlalchemy_url(other) == other
