@@ -318,3 +318,22 @@ def test_channels_that_come_and_go_for_long(session: Session) -> None:
     assert lanes is not None
     assert lanes < 101
     check_invariants(session.connection())
+
+
+def test_names_that_are_used_once_leave_nothing_behind(session: Session) -> None:
+    """Each time that all has been served, nobody is owed anything any more."""
+    for number in range(300):
+        put(session, f"once{number}")
+        assert take(session, 2) == [f"once{number}"]
+    # Lanes are kept for 64 messages, and looked at each 64 turns; nothing is to be known of 300.
+    assert session.scalar(text("SELECT count(*) FROM fairqueue.lane")) < 150
+    check_invariants(session.connection())
+
+
+def test_what_was_served_before_all_was_served_is_no_debt(session: Session) -> None:
+    """Nor is it credit: both take turns."""
+    put(session, "a", 1, cost=100)
+    assert take(session, 2) == ["a"]
+    put(session, "a", 3)
+    put(session, "b", 3)
+    assert take(session, 6) == ["a", "b"] * 3

@@ -3757,7 +3757,20 @@ BEGIN
             SELECT FROM lane l
             WHERE l.queue = v_queue AND l.due = 0 AND (l.tag, l.since) > (r.vtime, r.vsince) LIMIT 1)
         THEN
-            EXIT WHEN NOT (v_has_news OR v_has_urgent OR v_reclaim OR r.due_floor <= v_now);
+            IF NOT (v_has_news OR v_has_urgent OR v_reclaim OR r.due_floor <= v_now) THEN
+                -- All has been served: what comes now, of whom ever, begins after it. So lanes of names that are used
+                -- once don't stay for ever.
+                SELECT l.tag INTO v_lane_tag
+                FROM lane l
+                WHERE l.queue = v_queue AND l.due IS NULL AND l.tag > r.vtime
+                ORDER BY l.tag DESC LIMIT 1;
+                IF FOUND THEN
+                    r.vtime := v_lane_tag;
+                    r.vsince := r.activations;
+                    v_written := false;
+                END IF;
+                EXIT;
+            END IF;
             v_news := greatest(v_news, least(v_news * 4, 20000));
             CONTINUE;
         END IF;
@@ -3787,7 +3800,7 @@ BEGIN
     END IF;
     IF NOT (v_written OR v_turned) THEN
         UPDATE rotation t
-        SET turn = t.turn + 1, vtime = r.vtime, activations = r.activations, news_from = r.news_from,
+        SET turn = t.turn + 1, vtime = r.vtime, vsince = r.vsince, activations = r.activations, news_from = r.news_from,
             news_open = r.news_open, urgent_from = r.urgent_from, urgent_open = r.urgent_open,
             lease_floor = r.lease_floor, due_floor = r.due_floor, idle_floor = r.idle_floor, swept = r.swept,
             max_concurrency = r.max_concurrency, paused_until = r.paused_until, running = r.running,
