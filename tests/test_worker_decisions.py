@@ -1,6 +1,7 @@
 """What becomes of a message when its handler fails, or says what is to become of it."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
@@ -132,6 +133,47 @@ def test_errors(kind: str, error: str, session: Session, worker_of: WorkerOf, ca
 def completed(session: Session) -> list[int]:
     session.rollback()
     return list(session.scalars(select(fq.History.message_id).where(fq.History.outcome == "completed")))
+
+
+def savepoints(session: Session) -> None:
+    with session.begin_nested():
+        session.execute(text("SELECT 1"))
+    session.begin_nested().rollback()
+    with contextlib.suppress(ZeroDivisionError), session.begin_nested():
+        raise ZeroDivisionError
+
+
+def fail(session: Session) -> None:
+    session.execute(text("SELECT 1 / 0"))
+
+
+TRANSACTIONS: dict[str, tuple[Callable[[Session], object], bool]] = {
+    "commits": (Session.commit, True),
+    "rolls back": (Session.rollback, True),
+    "closes": (Session.close, True),
+    "savepoints": (savepoints, False),
+    "fails": (fail, False),
+    "flushes": (Session.flush, False),
+}
+
+
+@pytest.mark.parametrize("what", TRANSACTIONS)
+@pytest.mark.parametrize("kind", ["plain session", "async session"])
+def test_whose_transaction_it_is(
+    kind: str, what: str, session: Session, worker_of: WorkerOf, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A handler that ends it by itself gives up what it was given it for: that is said, once."""
+    do, ends = TRANSACTIONS[what]
+    add_effects(session)
+    put(session, "acme", 3, max_attempts=1)
+
+    def body(message: fq.LeasedMessage[Any], own: Session) -> None:
+        act(message, own)
+        do(own)
+
+    with worker_of(kind, body, concurrency=1):
+        wait_for_endings(session, 3)
+    assert caplog.text.count("ends the transaction of its session itself") == ends
 
 
 def test_attempts_are_used_up(session: Session, worker_of: WorkerOf, caplog: pytest.LogCaptureFixture) -> None:

@@ -18,10 +18,14 @@ a session whose commit also completes the message: both happen, or neither. That
 whatever crashes. One that takes ``(message)`` alone does what can't be in the database anyway; its completions are sent
 in batches, and after a crash it may be called again.
 
+The session's transaction is the worker's to end. Where a handler ends it itself, what it wrote until then stands or
+falls without its message: the log warns of that, once. Savepoints (``session.begin_nested()``) are its own business.
+
 **When it fails.** An exception rolls the session back. The message is tried again after a growing pause, until its
-attempts are used up, when it is a dead letter. ``@app.handler(dead=(ValueError,), cancel=(DocumentGone,))`` says which
-exceptions are worth no further attempt, and which mean that there is nothing to do any more. A handler can return or
-raise :class:`Retry`, :class:`DeadLetter`, :class:`Cancel` and :class:`Defer` too (:mod:`fairqueue.worker.decisions`).
+attempts are used up, when it is a dead letter, and the log has an error. ``@app.handler(dead=(ValueError,),
+cancel=(DocumentGone,))`` says which exceptions are worth no further attempt, and which mean that there is nothing to do
+any more. A handler can return or raise :class:`Retry`, :class:`DeadLetter`, :class:`Cancel` and :class:`Defer` too
+(:mod:`fairqueue.worker.decisions`).
 
 **In a program of your own.** In an event loop, such as the lifespan of a web application, or beside a plain program::
 

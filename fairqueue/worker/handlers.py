@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Coroutine, Generator
+import logging
+from collections.abc import Callable, Coroutine, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from sqlalchemy import event
 from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, SessionTransaction
 
 from fairqueue.errors import InvalidValue
 from fairqueue.leases import LeasedMessage, Outcome
@@ -25,6 +28,8 @@ from fairqueue.leases import LeasedMessage, Outcome
 from .decisions import COMPLETE, Cancel, DeadLetter, Decision, Retry, apply
 
 __all__ = ["Errors", "Handled", "Handler"]
+
+log = logging.getLogger("fairqueue.worker")
 
 Errors = type[Exception] | tuple[type[Exception], ...]
 
@@ -54,6 +59,7 @@ class Handler:
         self.function = function
         self.dead = _classes("dead", dead)
         self.cancel = _classes("cancel", cancel)
+        self.has_warned = False
         self.takes_session = _takes_session(function)
         self.is_async = any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
 
@@ -69,7 +75,9 @@ class Handler:
                 return Handled(_decision(self.function(message)))
             assert sessions is not None
             with sessions() as session:
-                return settle(session, message, _decision(self.function(message, session)))
+                with self.watching(session):
+                    decision = _decision(self.function(message, session))
+                return settle(session, message, decision)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is the message's
@@ -83,12 +91,38 @@ class Handler:
                 return Handled(_decision(await self.function(message)))
             assert sessions is not None
             async with sessions() as session:
-                decision = _decision(await self.function(message, session))
+                with self.watching(session.sync_session):
+                    decision = _decision(await self.function(message, session))
                 return await session.run_sync(settle, message, decision)
         except (KeyboardInterrupt, asyncio.CancelledError):
             raise
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is the message's
             return self.judge(error)
+
+    @contextmanager
+    def watching(self, session: Session) -> Iterator[None]:
+        """Say so, once, if what runs meanwhile ends the session's transaction, which nobody would see otherwise.
+
+        Savepoints may end; and an error rolls back afterwards, when nobody watches any more.
+        """
+        ended: list[SessionTransaction] = []
+
+        def note(_: Session, transaction: SessionTransaction) -> None:
+            if transaction.parent is None:
+                ended.append(transaction)
+
+        event.listen(session, "after_transaction_end", note)
+        try:
+            yield
+        finally:
+            event.remove(session, "after_transaction_end", note)
+            if ended and not self.has_warned:
+                self.has_warned = True
+                log.warning(
+                    "%s ends the transaction of its session itself (by commit, rollback or close): what it wrote until"
+                    " then and the completion of its message no longer go together",
+                    self.name,
+                )
 
     def judge(self, error: BaseException) -> Handled:
         """What an exception says about the message. Alone in a group, as that of a TaskGroup, it counts itself."""
