@@ -1696,14 +1696,7 @@ BEGIN
             -- leaves too little.
             WITH state AS MATERIALIZED (
                 SELECT t.turn, k.place, k.messages, t.lane_tag, t.lane_since, pg_current_snapshot() AS snapshot
-                FROM (
-                    -- Who is still under way has told nothing yet, however much it wrote.
-                    SELECT x.*,
-                        ARRAY(SELECT unnest(x.urgent_open) EXCEPT SELECT pg_snapshot_xip(pg_current_snapshot()))
-                            AS seen_urgent,
-                        ARRAY(SELECT unnest(x.news_open) EXCEPT SELECT pg_snapshot_xip(pg_current_snapshot()))
-                            AS seen_news
-                    FROM rotation x WHERE x.queue = v_queue ORDER BY x.turn DESC LIMIT 1) t
+                FROM (SELECT x.* FROM rotation x WHERE x.queue = v_queue ORDER BY x.turn DESC LIMIT 1) t
                 CROSS JOIN LATERAL (
                     SELECT count(*) AS batches, coalesce(max(x.messages), 0)::integer AS messages,
                         -- Up to there all were taken.
@@ -1723,10 +1716,15 @@ BEGIN
                         WHERE s.queue = v_queue AND s.urgent AND s.xid >= t.urgent_from LIMIT 1) IS NULL
                     AND (SELECT true FROM signal s
                         WHERE s.queue = v_queue AND NOT s.urgent AND s.xid >= t.news_from LIMIT 1) IS NULL
-                    AND (SELECT true FROM signal s
-                        WHERE s.queue = v_queue AND s.urgent AND s.xid = ANY (t.seen_urgent) LIMIT 1) IS NULL
-                    AND (SELECT true FROM signal s
-                        WHERE s.queue = v_queue AND NOT s.urgent AND s.xid = ANY (t.seen_news) LIMIT 1) IS NULL
+                    -- Who is still under way has told nothing yet, however much it wrote.
+                    AND (SELECT true FROM unnest(t.urgent_open) AS o (xid)
+                        CROSS JOIN LATERAL (
+                            SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid = o.xid LIMIT 1) s
+                        WHERE o.xid <> ALL (ARRAY(SELECT pg_snapshot_xip(pg_current_snapshot()))) LIMIT 1) IS NULL
+                    AND (SELECT true FROM unnest(t.news_open) AS o (xid)
+                        CROSS JOIN LATERAL (
+                            SELECT FROM signal s WHERE s.queue = v_queue AND NOT s.urgent AND s.xid = o.xid LIMIT 1) s
+                        WHERE o.xid <> ALL (ARRAY(SELECT pg_snapshot_xip(pg_current_snapshot()))) LIMIT 1) IS NULL
             ), held AS MATERIALIZED (
                 SELECT n.row, n.id, n.place, m.row = n.row AS is_same
                 FROM state s
@@ -2862,12 +2860,16 @@ DECLARE
 BEGIN
     -- In doubt since this transaction began: for the next one, or a call that has looked at many would never end.
     WITH late AS MATERIALIZED (
-        SELECT s.ctid AS row, s.channel, s.dequeue_at, s.message_id, s.counted, s.xid, true AS is_late
-        FROM signal s
-        WHERE s.queue = v_queue AND s.urgent = is_urgent AND s.xid < v_from
-            -- Who is still under way has told nothing yet, however much it wrote.
-            AND s.xid = ANY (ARRAY(SELECT unnest(v_open) EXCEPT SELECT pg_snapshot_xip(pg_current_snapshot())))
-            AND NOT (s.xid = v_xid AND s.message_id IS NOT NULL AND s.dequeue_at IS NULL)
+        SELECT s.*, true AS is_late
+        FROM unnest(v_open) AS o (xid)
+        CROSS JOIN LATERAL (
+            SELECT s.ctid AS row, s.channel, s.dequeue_at, s.message_id, s.counted, s.xid
+            FROM signal s
+            WHERE s.queue = v_queue AND s.urgent = is_urgent AND s.xid = o.xid
+                AND NOT (s.xid = v_xid AND s.message_id IS NOT NULL AND s.dequeue_at IS NULL)
+            LIMIT max_signals) s
+        -- Who is still under way has told nothing yet, however much it wrote.
+        WHERE o.xid < v_from AND o.xid <> ALL (ARRAY(SELECT pg_snapshot_xip(pg_current_snapshot())))
         LIMIT max_signals
     ), fresh AS MATERIALIZED (
         SELECT s.ctid AS row, s.channel, s.dequeue_at, s.message_id, s.counted, s.xid, false AS is_late
@@ -3430,21 +3432,25 @@ BEGIN
     v_now := unix_ms(v_clock);
     v_until := v_clock + make_interval(secs => lease_seconds);
 
-    SELECT t.whole AS rotation,
+    SELECT t AS rotation,
         EXISTS (SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid >= t.urgent_from)
-            OR EXISTS (SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid = ANY (t.seen_urgent))
+            -- Of those that were under way: who still is has told nothing yet, however much it wrote.
+            OR EXISTS (
+                SELECT FROM unnest(t.urgent_open) AS o (xid)
+                CROSS JOIN LATERAL (
+                    SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid = o.xid LIMIT 1) s
+                WHERE o.xid <> ALL (ARRAY(SELECT pg_snapshot_xip(pg_current_snapshot()))))
             AS has_urgent,
         EXISTS (SELECT FROM signal s WHERE s.queue = v_queue AND NOT s.urgent AND s.xid >= t.news_from)
-            OR EXISTS (SELECT FROM signal s WHERE s.queue = v_queue AND NOT s.urgent AND s.xid = ANY (t.seen_news))
+            OR EXISTS (
+                SELECT FROM unnest(t.news_open) AS o (xid)
+                CROSS JOIN LATERAL (
+                    SELECT FROM signal s WHERE s.queue = v_queue AND NOT s.urgent AND s.xid = o.xid LIMIT 1) s
+                WHERE o.xid <> ALL (ARRAY(SELECT pg_snapshot_xip(pg_current_snapshot()))))
             AS has_news,
         EXISTS (SELECT FROM taken k WHERE k.queue = v_queue AND k.turn = t.turn) AS has_taken
     INTO v_state
-    FROM (
-        -- Who is still under way has told nothing yet, however much it wrote.
-        SELECT x AS whole, x.*,
-            ARRAY(SELECT unnest(x.urgent_open) EXCEPT SELECT pg_snapshot_xip(pg_current_snapshot())) AS seen_urgent,
-            ARRAY(SELECT unnest(x.news_open) EXCEPT SELECT pg_snapshot_xip(pg_current_snapshot())) AS seen_news
-        FROM rotation x WHERE x.queue = v_queue ORDER BY x.turn DESC LIMIT 1) t;
+    FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
     IF NOT FOUND THEN
         IF NOT EXISTS (SELECT FROM signal s WHERE s.queue = v_queue LIMIT 1) THEN
             RETURN;
@@ -3535,9 +3541,11 @@ BEGIN
                     SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid >= r.urgent_from
                         AND s.message_id IS NULL AND s.counted IS NULL)
                 OR EXISTS (
-                    SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid = ANY (
-                        ARRAY(SELECT unnest(r.urgent_open) EXCEPT SELECT pg_snapshot_xip(pg_current_snapshot())))
-                        AND s.message_id IS NULL AND s.counted IS NULL);
+                    SELECT FROM unnest(r.urgent_open) AS o (xid)
+                    CROSS JOIN LATERAL (
+                        SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid = o.xid
+                            AND s.message_id IS NULL AND s.counted IS NULL LIMIT 1) s
+                    WHERE o.xid <> ALL (ARRAY(SELECT pg_snapshot_xip(pg_current_snapshot()))));
             IF v_uncounted THEN
                 v_has_urgent := true;
                 CONTINUE;

@@ -85,14 +85,7 @@ BEGIN
             -- leaves too little.
             WITH state AS MATERIALIZED (
                 SELECT t.turn, k.place, k.messages, t.lane_tag, t.lane_since, pg_current_snapshot() AS snapshot
-                FROM (
-                    -- Who is still under way has told nothing yet, however much it wrote.
-                    SELECT x.*,
-                        ARRAY(SELECT unnest(x.urgent_open) EXCEPT SELECT pg_snapshot_xip(pg_current_snapshot()))
-                            AS seen_urgent,
-                        ARRAY(SELECT unnest(x.news_open) EXCEPT SELECT pg_snapshot_xip(pg_current_snapshot()))
-                            AS seen_news
-                    FROM rotation x WHERE x.queue = v_queue ORDER BY x.turn DESC LIMIT 1) t
+                FROM (SELECT x.* FROM rotation x WHERE x.queue = v_queue ORDER BY x.turn DESC LIMIT 1) t
                 CROSS JOIN LATERAL (
                     SELECT count(*) AS batches, coalesce(max(x.messages), 0)::integer AS messages,
                         -- Up to there all were taken.
@@ -112,10 +105,15 @@ BEGIN
                         WHERE s.queue = v_queue AND s.urgent AND s.xid >= t.urgent_from LIMIT 1) IS NULL
                     AND (SELECT true FROM signal s
                         WHERE s.queue = v_queue AND NOT s.urgent AND s.xid >= t.news_from LIMIT 1) IS NULL
-                    AND (SELECT true FROM signal s
-                        WHERE s.queue = v_queue AND s.urgent AND s.xid = ANY (t.seen_urgent) LIMIT 1) IS NULL
-                    AND (SELECT true FROM signal s
-                        WHERE s.queue = v_queue AND NOT s.urgent AND s.xid = ANY (t.seen_news) LIMIT 1) IS NULL
+                    -- Who is still under way has told nothing yet, however much it wrote.
+                    AND (SELECT true FROM unnest(t.urgent_open) AS o (xid)
+                        CROSS JOIN LATERAL (
+                            SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid = o.xid LIMIT 1) s
+                        WHERE o.xid <> ALL (ARRAY(SELECT pg_snapshot_xip(pg_current_snapshot()))) LIMIT 1) IS NULL
+                    AND (SELECT true FROM unnest(t.news_open) AS o (xid)
+                        CROSS JOIN LATERAL (
+                            SELECT FROM signal s WHERE s.queue = v_queue AND NOT s.urgent AND s.xid = o.xid LIMIT 1) s
+                        WHERE o.xid <> ALL (ARRAY(SELECT pg_snapshot_xip(pg_current_snapshot()))) LIMIT 1) IS NULL
             ), held AS MATERIALIZED (
                 SELECT n.row, n.id, n.place, m.row = n.row AS is_same
                 FROM state s

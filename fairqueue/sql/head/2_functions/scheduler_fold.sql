@@ -47,12 +47,16 @@ DECLARE
 BEGIN
     -- In doubt since this transaction began: for the next one, or a call that has looked at many would never end.
     WITH late AS MATERIALIZED (
-        SELECT s.ctid AS row, s.channel, s.dequeue_at, s.message_id, s.counted, s.xid, true AS is_late
-        FROM signal s
-        WHERE s.queue = v_queue AND s.urgent = is_urgent AND s.xid < v_from
-            -- Who is still under way has told nothing yet, however much it wrote.
-            AND s.xid = ANY (ARRAY(SELECT unnest(v_open) EXCEPT SELECT pg_snapshot_xip(pg_current_snapshot())))
-            AND NOT (s.xid = v_xid AND s.message_id IS NOT NULL AND s.dequeue_at IS NULL)
+        SELECT s.*, true AS is_late
+        FROM unnest(v_open) AS o (xid)
+        CROSS JOIN LATERAL (
+            SELECT s.ctid AS row, s.channel, s.dequeue_at, s.message_id, s.counted, s.xid
+            FROM signal s
+            WHERE s.queue = v_queue AND s.urgent = is_urgent AND s.xid = o.xid
+                AND NOT (s.xid = v_xid AND s.message_id IS NOT NULL AND s.dequeue_at IS NULL)
+            LIMIT max_signals) s
+        -- Who is still under way has told nothing yet, however much it wrote.
+        WHERE o.xid < v_from AND o.xid <> ALL (ARRAY(SELECT pg_snapshot_xip(pg_current_snapshot())))
         LIMIT max_signals
     ), fresh AS MATERIALIZED (
         SELECT s.ctid AS row, s.channel, s.dequeue_at, s.message_id, s.counted, s.xid, false AS is_late

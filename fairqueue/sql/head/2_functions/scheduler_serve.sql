@@ -66,21 +66,25 @@ BEGIN
     v_now := unix_ms(v_clock);
     v_until := v_clock + make_interval(secs => lease_seconds);
 
-    SELECT t.whole AS rotation,
+    SELECT t AS rotation,
         EXISTS (SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid >= t.urgent_from)
-            OR EXISTS (SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid = ANY (t.seen_urgent))
+            -- Of those that were under way: who still is has told nothing yet, however much it wrote.
+            OR EXISTS (
+                SELECT FROM unnest(t.urgent_open) AS o (xid)
+                CROSS JOIN LATERAL (
+                    SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid = o.xid LIMIT 1) s
+                WHERE o.xid <> ALL (ARRAY(SELECT pg_snapshot_xip(pg_current_snapshot()))))
             AS has_urgent,
         EXISTS (SELECT FROM signal s WHERE s.queue = v_queue AND NOT s.urgent AND s.xid >= t.news_from)
-            OR EXISTS (SELECT FROM signal s WHERE s.queue = v_queue AND NOT s.urgent AND s.xid = ANY (t.seen_news))
+            OR EXISTS (
+                SELECT FROM unnest(t.news_open) AS o (xid)
+                CROSS JOIN LATERAL (
+                    SELECT FROM signal s WHERE s.queue = v_queue AND NOT s.urgent AND s.xid = o.xid LIMIT 1) s
+                WHERE o.xid <> ALL (ARRAY(SELECT pg_snapshot_xip(pg_current_snapshot()))))
             AS has_news,
         EXISTS (SELECT FROM taken k WHERE k.queue = v_queue AND k.turn = t.turn) AS has_taken
     INTO v_state
-    FROM (
-        -- Who is still under way has told nothing yet, however much it wrote.
-        SELECT x AS whole, x.*,
-            ARRAY(SELECT unnest(x.urgent_open) EXCEPT SELECT pg_snapshot_xip(pg_current_snapshot())) AS seen_urgent,
-            ARRAY(SELECT unnest(x.news_open) EXCEPT SELECT pg_snapshot_xip(pg_current_snapshot())) AS seen_news
-        FROM rotation x WHERE x.queue = v_queue ORDER BY x.turn DESC LIMIT 1) t;
+    FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
     IF NOT FOUND THEN
         IF NOT EXISTS (SELECT FROM signal s WHERE s.queue = v_queue LIMIT 1) THEN
             RETURN;
@@ -171,9 +175,11 @@ BEGIN
                     SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid >= r.urgent_from
                         AND s.message_id IS NULL AND s.counted IS NULL)
                 OR EXISTS (
-                    SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid = ANY (
-                        ARRAY(SELECT unnest(r.urgent_open) EXCEPT SELECT pg_snapshot_xip(pg_current_snapshot())))
-                        AND s.message_id IS NULL AND s.counted IS NULL);
+                    SELECT FROM unnest(r.urgent_open) AS o (xid)
+                    CROSS JOIN LATERAL (
+                        SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid = o.xid
+                            AND s.message_id IS NULL AND s.counted IS NULL LIMIT 1) s
+                    WHERE o.xid <> ALL (ARRAY(SELECT pg_snapshot_xip(pg_current_snapshot()))));
             IF v_uncounted THEN
                 v_has_urgent := true;
                 CONTINUE;
