@@ -76,6 +76,7 @@ class Scheduler(ABC):
         while waiting and waiting[0][0] <= now:
             self._activate(heappop(waiting)[2])
         if not ready:
+            self._rest()
             return None
         channel: int = ready[0][-1]
         message = self._first[channel]
@@ -91,7 +92,9 @@ class Scheduler(ABC):
             heapreplace(ready, turn)
         else:
             heappop(ready)
-            if following < self._arrived and time < NEVER:
+            if following >= self._arrived:
+                self._leave(channel)
+            elif time < NEVER:
                 heappush(waiting, (time, following, channel))
         return message
 
@@ -113,6 +116,12 @@ class Scheduler(ABC):
             return NEVER
         interval, burst = self._rates[channel]
         return self._released[channel] + (2 - burst) * interval if interval else _LONG_AGO
+
+    def _leave(self, channel: int) -> None:  # noqa: B027 - most have nothing to do then
+        """It is empty."""
+
+    def _rest(self) -> None:  # noqa: B027
+        """No channel is ready."""
 
     @abstractmethod
     def _activate(self, channel: int) -> None:
@@ -151,8 +160,9 @@ class Fair(Scheduler):
     """Start-time fair queueing (Goyal, Vin, Cheng 1996), as fairqueue has it.
 
     The next message comes from the channel with the lowest start tag; a message moves the tag on by cost / weight. The
-    virtual time is the start tag of the message served last, and a channel that becomes ready starts at max(its own
-    tag, virtual time). Equal tags go to the channel that became ready first.
+    virtual time is the start tag of the message served last, or the highest tag of the empty channels where none is
+    ready, and a channel that becomes ready starts at max(its own tag, virtual time). Equal tags go to the channel that
+    became ready first.
     """
 
     def __init__(self, load: Load) -> None:
@@ -162,11 +172,23 @@ class Fair(Scheduler):
         self._tags = [0] * len(load.channels)
         self._vtime = 0
         self._activations = 0
+        #: Empty channels, and such as were: the highest tag first, negated, as a heap has the lowest one first.
+        self._empty: list[tuple[int, int]] = []
 
     def _activate(self, channel: int) -> None:
         self._activations += 1
         tag = self._tags[channel] = max(self._tags[channel], self._vtime)
         heappush(self._ready, (tag, self._activations, channel))
+
+    def _leave(self, channel: int) -> None:
+        heappush(self._empty, (-self._tags[channel], channel))
+
+    def _rest(self) -> None:
+        empty = self._empty
+        while empty and (self._first[empty[0][1]] < self._arrived or self._tags[empty[0][1]] != -empty[0][0]):
+            heappop(empty)
+        if empty:
+            self._vtime = max(self._vtime, -empty[0][0])
 
     def _serve(self, channel: int, message: int) -> tuple[int, ...]:
         tag, since, _ = self._ready[0]
