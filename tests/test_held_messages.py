@@ -91,6 +91,16 @@ def test_thousands_don_t_make_others_wait(
     check_invariants(session.connection())
 
 
+def test_the_largest_batches_beside_some(session: Session, other: psycopg.Connection) -> None:
+    """They look at thousands in one go, and there is more behind."""
+    sql(session, "INSERT INTO fairqueue.message (channel) SELECT 'acme' FROM generate_series(1, 25000)")
+    other.execute(HOLDS["edited"].encode(), {"ids": [3, 7, 12_000]})
+    assert [len(lease_of(session, 10_000)) for _ in range(3)] == [10_000, 10_000, 4_997]
+    other.rollback()
+    assert {message.id for message in lease_of(session, 10)} == {3, 7, 12_000}
+    check_invariants(session.connection())
+
+
 @pytest.mark.parametrize("free", [0, 30])
 def test_many_channels_have_nothing_else(session: Session, other: psycopg.Connection, free: int) -> None:
     """A dequeue ends, though they are news for the next one again and again; and their news doesn't pile up."""

@@ -118,7 +118,10 @@ BEGIN
     -- It is news for the next turn, too: then they stand before it again.
     ), moves AS MATERIALIZED (
         SELECT m.lane, m.spent, m.served, m.again, m.last_at,
-            coalesce(CASE WHEN m.is_stuck THEN m.free_at ELSE m.left_at END, m.next_at) AS head_at,
+            CASE WHEN NOT m.is_stuck THEN coalesce(m.left_at, m.next_at)
+                -- What stands behind thousands that are all held waits as they do, and costs others nothing.
+                WHEN demand < 4096 OR m.spent > 0 THEN coalesce(m.free_at, m.next_at)
+                ELSE m.free_at END AS head_at,
             CASE WHEN m.is_stuck THEN coalesce(m.free_id, m.next_id) ELSE m.left_id END AS head_id,
             CASE WHEN m.is_stuck THEN m.left_at END AS held_at, m.left_id AS held_id
         FROM (
@@ -130,8 +133,7 @@ BEGIN
                 min(k.id) FILTER (WHERE NOT k.taken) AS left_id,
                 min(k.dequeue_at) FILTER (WHERE NOT (k.taken OR k.is_held)) AS free_at,
                 min(k.id) FILTER (WHERE NOT (k.taken OR k.is_held)) AS free_id,
-                -- Not where there are thousands: what stands behind them waits as they do, and costs others nothing.
-                max(k.dequeue_at) FILTER (WHERE k.is_last AND demand < 4096) AS next_at,
+                max(k.dequeue_at) FILTER (WHERE k.is_last) AS next_at,
                 max(k.id) FILTER (WHERE k.is_last) + 1 AS next_id, max(k.dequeue_at) AS last_at
             FROM marked k CROSS JOIN LATERAL (
                 SELECT count(*) AS passed FROM passed p WHERE p.lane = k.lane AND NOT keep) u
