@@ -216,3 +216,15 @@ def test_an_open_transaction_s_own_news_cost_others_nothing(raw: Raw, database_u
     assert least(connection, 1) <= 1.5 * start + 100
     busy.commit()
     assert len(leases(connection, 10)[0]) == 10
+
+
+def test_a_flood_among_many_ready_channels(raw: Raw, database_url: str) -> None:
+    """The look for the news of others goes from one of them to the next, by name, and reads each once."""
+    connection = raw(database_url)
+    connection.autocommit = True
+    without_autovacuum(connection)
+    connection.execute(PASSING, (5000, 10_000))
+    leases(connection, 2000)
+    connection.execute(PASSING, (6000, 12_000))
+    # They are 1,300; if each of 68 steps read all lanes, 9,500.
+    assert buffers(connection, 1) < 4000

@@ -36,7 +36,8 @@ BEGIN
         FROM walk w
         LEFT JOIN LATERAL (
             SELECT l.channel FROM lane l
-            WHERE l.queue = v_queue AND l.channel > w.channel AND l.tag >= vtime AND l.due = 0
+            -- Not written so that an index of ready lanes only would do: that isn't by name, and is read whole each time.
+            WHERE l.queue = v_queue AND l.channel > w.channel AND l.tag >= vtime AND coalesce(l.due, -1) = 0
             ORDER BY l.channel, l.tag LIMIT 1) k ON true
         LEFT JOIN LATERAL (
             (SELECT m.channel, m.dequeue_at, m.id FROM message m
