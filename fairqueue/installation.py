@@ -8,9 +8,8 @@
 
 From then on ``Base.metadata.create_all()`` installs the queue before the application's own tables, so that these may
 refer to :class:`fairqueue.Message` (with ``ondelete="SET NULL"`` or ``"CASCADE"``, or a message that is referred to can
-never end), and ``drop_all()`` removes it after them; ``drop_all(tables=[...])`` only does so
-if these are all. With Alembic, ``revision --autogenerate`` writes the one line that installs or upgrades it (see
-:mod:`fairqueue.alembic`).
+never end), and ``drop_all()`` removes it after them; ``drop_all(tables=[...])`` only does so if these are all. With
+Alembic, ``revision --autogenerate`` writes the one line that installs or upgrades it (see :mod:`fairqueue.alembic`).
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 The next message comes from the channel with the lowest start tag. Serving a message moves its channel's tag on by
 cost / weight. The virtual time is the start tag of the message that was served last, and a channel that becomes
-ready starts at max(its own tag, virtual time). When all has been served, the virtual time is where the last channel
-stands. Equal tags go to the channel that became ready first. A channel that
-is at its max_concurrency, ahead of its rate, or paused is not ready, however many messages it has.
+ready starts at max(its own tag, virtual time). When all has been served, the virtual time is where the last
+channel stands. Equal tags go to the channel that became ready first. A channel that is at its max_concurrency,
+ahead of its rate, or paused is not ready, however many messages it has.
 
 Goyal, Vin, Cheng: Start-time Fair Queueing (1996). The rate is the generic cell rate algorithm (ITU-T I.371).
 """
@@ -145,7 +145,7 @@ class Reference:
                 self._wait(channel, vague=n > 1 or self.plans)
         if len(served) < n:
             idle = (channel.tag for channel in self.channels.values() if not channel.ready and channel.head is None)
-            self.vtime = max(self.vtime, *idle, 0)
+            self.vtime = max([self.vtime, *idle])
         return served
 
     def rebuild(self, now: int) -> None:
