@@ -23,9 +23,11 @@ from sqlalchemy import BigInteger, DateTime, func
 from ._functions import SchemaFunction
 from .errors import InvalidValue
 
-__all__ = ["Delay", "check_seconds", "clock", "dequeue_at", "is_whole"]
+__all__ = ["TEN_YEARS", "YEAR", "Delay", "check_seconds", "clock", "dequeue_at", "is_whole"]
 
-_TEN_YEARS = 315_576_000
+#: In seconds, as are the longest delays and leases, and the longest pauses between attempts.
+TEN_YEARS = 315_576_000
+YEAR = TEN_YEARS // 10
 
 
 class Delay(float):
@@ -86,8 +88,8 @@ def _moment(at: object) -> datetime:
 def check_seconds(field: str, value: object, minimum: float = 0) -> float:
     """A time span in seconds; raises :class:`InvalidValue` unless it is between ``minimum`` and ten years."""
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
-    if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not minimum <= seconds <= _TEN_YEARS:
-        raise InvalidValue(f"{field} must be between {minimum:g} and {_TEN_YEARS} seconds, not {value!r}")
+    if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not minimum <= seconds <= TEN_YEARS:
+        raise InvalidValue(f"{field} must be between {minimum:g} and {TEN_YEARS} seconds, not {value!r}")
     return float(seconds)
 
 

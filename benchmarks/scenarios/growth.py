@@ -133,7 +133,7 @@ def sizes(name: str, messages: int, channels: int, planned: bool, bench: Bench) 
 
         case: dict[str, int | str] = {"messages": messages, "channels": channels}
         if not planned:
-            case["planned ahead"] = "nothing"
+            case["served"] = "unplanned"
         reference = f"that with {small[0]:,} messages of {small[1]:,} channels"
         yield from _compare(bench, Comparison(system, case, reference, prepare, at_most(1.5)))
 

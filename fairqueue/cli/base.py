@@ -11,16 +11,14 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import IO, Any, NoReturn
 
 import click
 from click.exceptions import Exit
 
-__all__ = ["EXIT_CODES", "INTERRUPTED", "Command", "Failed", "Group", "Invalid", "OutputFile"]
+__all__ = ["EXIT_CODES", "INTERRUPTED", "Command", "Failed", "Group", "Invalid"]
 
 INTERRUPTED = 130
 
@@ -50,23 +48,6 @@ class Invalid(Failed):
     """A value on the command line, or in the environment, can't be."""
 
     exit_code = 2
-
-
-class OutputFile(click.ParamType):  # type: ignore[type-arg, unused-ignore]
-    """A file that can be written: looked at before the work, not after it."""
-
-    name = "path"
-
-    def __init__(self, suffix: str) -> None:
-        self.suffix = suffix
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        path = Path(value)
-        if path.suffix.lower() != self.suffix:
-            self.fail(f"must end in {self.suffix}, not {value!r}", param, ctx)
-        if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-            self.fail(f"can't be written: {value!r}", param, ctx)
-        return path
 
 
 class _Program(click.Command):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -11,11 +10,11 @@ import click
 from .base import Group
 from .output import NOTHING, as_json, duration, echo, echo_json, make_console, make_table, moment, number, printable
 from .target import Target, now, pass_target
+from .types import Duration, Moment
 
-__all__ = ["Duration", "channel"]
+__all__ = ["channel"]
 
 _POLICIES = ("weight", "max_concurrency", "release_interval_ms", "burst", "max_size", "overflow")
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
 class _Setting(click.ParamType):  # type: ignore[type-arg, unused-ignore]
@@ -36,29 +35,6 @@ class _Setting(click.ParamType):  # type: ignore[type-arg, unused-ignore]
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
         return f"{self.name.upper()}|default"
-
-
-class _Moment(click.ParamType):  # type: ignore[type-arg, unused-ignore]
-    name = "time"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
-        try:
-            found = datetime.fromisoformat(value)
-        except ValueError:
-            found = None
-        if found is None or found.tzinfo is None:
-            self.fail(f"must be a time with its zone, such as 2030-01-31T09:00:00+00:00, not {value!r}", param, ctx)
-        return found
-
-
-class Duration(click.ParamType):  # type: ignore[type-arg, unused-ignore]
-    name = "duration"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
-        match = re.fullmatch(r"([0-9]{1,6})([smhd])", value)
-        if match is None:
-            self.fail(f"must be a number with s, m, h or d behind it, such as 10m, not {value!r}", param, ctx)
-        return timedelta(**{_UNITS[match[2]]: int(match[1])})
 
 
 _queue = click.option("--queue", default="default", show_default=True, help="The queue that the channel is in.")
@@ -157,7 +133,7 @@ def list_(target: Target, queue: str | None, as_json: bool) -> None:
 @_name
 @_queue
 @_all_channels
-@click.option("--until", type=_Moment(), help="When it goes on by itself: 2030-01-31T09:00:00+00:00.")
+@click.option("--until", type=Moment(), help="When it goes on by itself: 2030-01-31T09:00:00+00:00.")
 @click.option("--for", "for_", type=Duration(), help="After how long it goes on by itself: 90s, 10m, 2h, 1d.")
 @pass_target
 def pause(

@@ -11,7 +11,8 @@ from typing import NoReturn
 import click
 from click.core import ParameterSource
 
-from fairqueue.cli.base import EXIT_CODES, INTERRUPTED, Command, Failed, OutputFile
+from fairqueue.cli.base import EXIT_CODES, INTERRUPTED, Command, Failed
+from fairqueue.cli.types import OutputFile
 
 from .load import FEW, find_files, plan, standard_library
 

@@ -23,7 +23,7 @@ from typing_extensions import TypeVar
 
 from fairqueue.errors import InvalidValue
 from fairqueue.payloads import BytesPayload, JSONPayload, payload_column_type
-from fairqueue.schedule import Delay
+from fairqueue.schedule import YEAR, Delay
 from fairqueue.schedule import dequeue_at as _dequeue_at
 from fairqueue.schema import DEFAULT_SCHEMA
 
@@ -33,8 +33,6 @@ __all__ = ["Message", "TypedMessage", "check_backoff", "check_cost", "check_key"
 
 P = TypeVar("P", default=Any)
 T = TypeVar("T")
-
-_YEAR = 31_557_600  # seconds
 
 
 def _left_out(column_type: TypeEngine[T]) -> TypeEngine[T]:
@@ -211,4 +209,4 @@ def check_backoff(value: object) -> float | None:
     """The seconds before the second attempt, None for as many as the queue says, or :class:`InvalidValue`."""
     if value is None:
         return None
-    return check_number("backoff", value.total_seconds() if isinstance(value, timedelta) else value, 0, _YEAR)
+    return check_number("backoff", value.total_seconds() if isinstance(value, timedelta) else value, 0, YEAR)

@@ -20,12 +20,11 @@ from sqlalchemy import (
 from sqlalchemy.orm import Mapped, mapped_column, validates
 
 from fairqueue.errors import InvalidValue
+from fairqueue.schedule import YEAR
 
 from .base import NOW, Base, check_choice, check_count, check_flag, check_moment, check_name, check_number
 
 __all__ = ["UNSET", "Channel", "Queue"]
-
-_YEAR = 31_557_600  # seconds
 
 
 class _Unset:
@@ -64,8 +63,8 @@ class Queue(Base):
         CheckConstraint("max_concurrency >= 1", name="queue_max_concurrency_range"),
         CheckConstraint("isfinite(resume_at)", name="queue_resume_at_finite"),
         CheckConstraint("max_attempts >= 1", name="queue_max_attempts_range"),
-        CheckConstraint(f"backoff >= 0 AND backoff <= {_YEAR}", name="queue_backoff_range"),
-        CheckConstraint(f"max_backoff >= 0 AND max_backoff <= {_YEAR}", name="queue_max_backoff_range"),
+        CheckConstraint(f"backoff >= 0 AND backoff <= {YEAR}", name="queue_backoff_range"),
+        CheckConstraint(f"max_backoff >= 0 AND max_backoff <= {YEAR}", name="queue_max_backoff_range"),
         CheckConstraint("history_days BETWEEN 0 AND 36500", name="queue_history_days_range"),
         CheckConstraint("channel_weight >= 0.01 AND channel_weight <= 1000", name="queue_channel_weight_range"),
         CheckConstraint("channel_max_concurrency >= 1", name="queue_channel_max_concurrency_range"),
@@ -152,7 +151,7 @@ class Queue(Base):
 
     @validates("backoff", "max_backoff")
     def _check_backoff(self, field: str, value: float) -> float:
-        return check_number(field, value, 0, _YEAR)
+        return check_number(field, value, 0, YEAR)
 
     @validates("history_days")
     def _check_days(self, field: str, value: int) -> int:
@@ -258,7 +257,7 @@ class Channel(Base):
 _CHECKS: dict[str, Any] = {
     "weight": lambda field, value: check_number(field, value, 0.01, 1000),
     "max_concurrency": lambda field, value: check_count(field, value, 1),
-    "release_interval_ms": lambda field, value: check_count(field, value, 0, 1000 * _YEAR),
+    "release_interval_ms": lambda field, value: check_count(field, value, 0, 1000 * YEAR),
     "burst": lambda field, value: check_count(field, value, 1, 1_000_000),
     "max_size": lambda field, value: check_count(field, value, 1),
     "overflow": lambda field, value: check_choice(field, value, "reject", "drop"),

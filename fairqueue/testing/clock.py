@@ -41,14 +41,13 @@ from sqlalchemy.exc import OperationalError
 
 from fairqueue.errors import InvalidValue
 from fairqueue.models.base import check_moment
-from fairqueue.schedule import check_seconds
+from fairqueue.schedule import TEN_YEARS, check_seconds
 from fairqueue.schema import _literal, quote, run, schema_of, verify
 
 from ._databases import COMMENT
 
 __all__ = ["Clock"]
 
-_DECADE = 315_576_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
@@ -115,7 +114,7 @@ class Clock:
 
     def tick(self, by: float | timedelta) -> None:
         """Move it by so many seconds, or a timedelta, of at most ten years; negative: back."""
-        self._set(f"c.last_value + {round(check_seconds('by', by, minimum=-_DECADE) * 1_000_000)}")
+        self._set(f"c.last_value + {round(check_seconds('by', by, minimum=-TEN_YEARS) * 1_000_000)}")
 
     def move_to(self, at: datetime) -> None:
         """Move it to a moment, a datetime with a time zone. A frozen clock stands there, another runs on from there."""

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import click
 
 from fairqueue.cli.base import Command
-from fairqueue.cli.channels import Duration
 from fairqueue.cli.output import echo
 from fairqueue.cli.target import Target, pass_target
+from fairqueue.cli.types import Duration
 
 from .base import Start, session_options
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from fairqueue.cli.base import Command, Failed
 from fairqueue.cli.output import echo, make_console, make_table, moment, number, printable
 from fairqueue.cli.target import Target, pass_target
+from fairqueue.cli.types import Moment
 
 from .base import Start, session_options
 
@@ -24,27 +25,14 @@ if TYPE_CHECKING:
 __all__ = ["report"]
 
 
-class _Moment(click.ParamType):  # type: ignore[type-arg, unused-ignore]
-    """A time in ISO 8601, in UTC unless it says otherwise."""
-
-    name = "time"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
-        try:
-            at = datetime.fromisoformat(value)
-        except ValueError:
-            self.fail(f"must be a time such as 2026-01-31 or 2026-01-31T12:00+01:00, not {value!r}", param, ctx)
-        return at if at.tzinfo else at.replace(tzinfo=UTC)
-
-
 @click.command(cls=Command, short_help="What every channel got, as Parquet, page and table.")
 @click.option(
     "--archive", metavar="PATH", help="History from its archive.  [default: from the database, and live messages]"
 )
 @click.option("--queue", help="Only this queue.  [default: all]")
 @click.option("--window", default="1h", show_default=True, help="How long each is: 30s, 1m, 1h, 1d; aligned to UTC.")
-@click.option("--since", type=_Moment(), help="ISO 8601, UTC.  [default: the first message]")
-@click.option("--until", type=_Moment(), help="ISO 8601, UTC; not part of it.  [default: now]")
+@click.option("--since", type=Moment(UTC), help="ISO 8601, UTC.  [default: the first message]")
+@click.option("--until", type=Moment(UTC), help="ISO 8601, UTC; not part of it.  [default: now]")
 @click.option("--out", default="report", show_default=True, metavar="DIR", help="Where the Parquet and the page go.")
 @click.option(
     "--top", type=click.IntRange(1, 1000), default=10, show_default=True, help="Channels of each queue to show."

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fairqueue.cli.base import Command, Failed, OutputFile
+from fairqueue.cli.base import Command, Failed
 from fairqueue.cli.output import echo, make_console, make_table, number, printable
+from fairqueue.cli.types import OutputFile
 
 from .base import Start, session_options
 

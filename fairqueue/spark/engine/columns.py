@@ -42,14 +42,13 @@ from pyarrow import types
 from fairqueue.errors import InvalidValue
 from fairqueue.models.base import check_name
 from fairqueue.payloads import MAX_BYTES, json_text
+from fairqueue.schedule import TEN_YEARS, YEAR
 
 __all__ = ["Columns"]
 
 _TEXT = "a string"
 _WHOLE = "a whole number"
 _SECONDS = "a number or a day-time interval"
-_YEAR = 31_557_600  # seconds
-_TEN_YEARS = 315_576_000
 _FAR = 2**62 - 1
 
 
@@ -322,7 +321,7 @@ def _numbers(given: dict[str, pa.Array], faults: _Faults) -> dict[str, pa.Array]
     faults.one_of({name: given[name] for name in _WHEN if name in given})
     if (when := _dequeue_at(given, faults)) is not None:
         columns["dequeue_at"] = when
-    for name, most in (("delay", _TEN_YEARS), ("backoff", _YEAR), ("cost", 1_000_000)):
+    for name, most in (("delay", TEN_YEARS), ("backoff", YEAR), ("cost", 1_000_000)):
         if name in given:
             columns[name] = _number(given[name])
             faults.range(name, columns[name], 0, most, above=name == "cost")

@@ -1,0 +1,68 @@
+"""Types of options that more than one command has: a time, a time span, a file to write."""
+
+from __future__ import annotations
+
+import os
+import re
+from datetime import datetime, timedelta, tzinfo
+from pathlib import Path
+from typing import Any
+
+import click
+
+__all__ = ["Duration", "Moment", "OutputFile"]
+
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+
+
+class Moment(click.ParamType):  # type: ignore[type-arg, unused-ignore]
+    """A time in ISO 8601.
+
+    :param zone: of times that name none; without it they have to.
+    """
+
+    name = "time"
+
+    def __init__(self, zone: tzinfo | None = None) -> None:
+        self.zone = zone
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
+        try:
+            found = datetime.fromisoformat(value)
+        except ValueError:
+            found = None
+        if found is not None and found.tzinfo is None:
+            found = found.replace(tzinfo=self.zone)
+        if found is None or found.tzinfo is None:
+            what = "such as 2030-01-31 or" if self.zone else "with its zone, such as"
+            self.fail(f"must be a time {what} 2030-01-31T09:00:00+00:00, not {value!r}", param, ctx)
+        return found
+
+
+class Duration(click.ParamType):  # type: ignore[type-arg, unused-ignore]
+    """A time span with its unit: 90s, 10m, 2h, 1d."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
+        match = re.fullmatch(r"([0-9]{1,6})([smhd])", value)
+        if match is None:
+            self.fail(f"must be a number with s, m, h or d behind it, such as 10m, not {value!r}", param, ctx)
+        return timedelta(**{_UNITS[match[2]]: int(match[1])})
+
+
+class OutputFile(click.ParamType):  # type: ignore[type-arg, unused-ignore]
+    """A file that can be written: looked at before the work, not after it."""
+
+    name = "path"
+
+    def __init__(self, suffix: str) -> None:
+        self.suffix = suffix
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        path = Path(value)
+        if path.suffix.lower() != self.suffix:
+            self.fail(f"must end in {self.suffix}, not {value!r}", param, ctx)
+        if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+            self.fail(f"can't be written: {value!r}", param, ctx)
+        return path
