@@ -85,11 +85,11 @@ def _moment(at: object) -> datetime:
     raise InvalidValue(f"at must be a datetime with a time zone, not {at!r}: use datetime.now(timezone.utc)")
 
 
-def check_seconds(field: str, value: object, minimum: float = 0) -> float:
-    """A time span in seconds; raises :class:`InvalidValue` unless it is between ``minimum`` and ten years."""
+def check_seconds(field: str, value: object, minimum: float = 0, maximum: float = TEN_YEARS) -> float:
+    """A time span in seconds, or as a timedelta; :class:`InvalidValue` unless it is in ``minimum`` to ``maximum``."""
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
-    if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not minimum <= seconds <= TEN_YEARS:
-        raise InvalidValue(f"{field} must be between {minimum:g} and {TEN_YEARS} seconds, not {value!r}")
+    if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not minimum <= seconds <= maximum:
+        raise InvalidValue(f"{field} must be between {minimum:g} and {maximum} seconds, not {value!r}")
     return float(seconds)
 
 

@@ -88,9 +88,11 @@ class Reference:
         self.activations = 0
         self.clock = 0
         #: What the next dequeue will hear of: for each statement and channel, where there may be something new.
-        self.news: list[tuple[str, tuple[int, int]]] = []
-        #: The same, of channels of which it has to hear first, because a lease ended that counted toward a limit.
+        self.news: list[tuple[str, tuple[int, int] | None]] = []
+        #: The same, of what it has to hear of first: what comes back, or was moved.
         self.urgent_news: list[tuple[str, tuple[int, int] | None]] = []
+        #: Channels whose limits are looked at anew, because of a new policy or as a lease ended that counted.
+        self.unlimited: set[str] = set()
         #: The policy of the queue, and whether the next dequeue has to look at all channels because of it.
         self.max_concurrency: int | None = None
         self.paused_until: int | None = None
@@ -112,17 +114,18 @@ class Reference:
         channel = self.channels[name]
         channel.entries = [entry for entry in channel.entries if entry.id not in ids]
 
-    def end(self, name: str, id_: int) -> bool:
-        """A lease ended; whether it counted toward a limit."""
+    def end(self, name: str, id_: int) -> None:
+        """A lease ended."""
         self.channels[name].running.remove(id_)
         counted = self.max_concurrency is not None or self.channels[name].policy.max_concurrency is not None
         if counted:
             self.urgent_news.append((name, None))
-        return counted
+            self.unlimited.add(name)
 
     def set_policy(self, name: str, policy: Policy) -> None:
         self.channels[name].policy = policy
         self.urgent_news.append((name, None))
+        self.unlimited.add(name)
 
     def dequeue(self, n: int, now: int, seen: Sequence[int] = ()) -> list[tuple[str, int]]:
         """The next n messages; `seen`, what was served in fact, settles the order of channels that are vague."""
@@ -153,7 +156,8 @@ class Reference:
         for channel in self.channels.values():
             if not channel.ready:
                 channel.head = None
-        self._hear_of([(name, c.entries[0][:2] if c.entries else None) for name, c in self.channels.items()], now, True)
+        found = [(name, c.entries[0][:2] if c.entries else None) for name, c in self.channels.items()]
+        self._hear_of(found, now, self.channels)
 
     def _hear(self, now: int) -> None:
         """Channels become ready: those with urgent news, those with news, those whose time has come."""
@@ -164,12 +168,13 @@ class Reference:
         self.changed |= now < self.clock - 1000
         self.clock = now
         urgent_news, self.urgent_news = self.urgent_news, []
-        self._hear_of(urgent_news, now, vague=True)
+        self._hear_of(urgent_news, now, self.unlimited)
+        self.unlimited.clear()
         if self.changed:
             self.rebuild(now)
             self.changed = False
         news, self.news = self.news, []
-        self._hear_of(news, now, vague=False)
+        self._hear_of(news, now, ())
         waiting = [c for c in self.channels.values() if c.head is not None and c.due(now, c.head) == 0]
         for channel in sorted(waiting, key=lambda c: (c.time(now, c.head), c.head and c.head[1])):
             # By a clock that was set back meanwhile, its rate may have said another time when it began to wait.
@@ -179,14 +184,16 @@ class Reference:
             if channel.ready and not channel.is_ripe(now):
                 self._wait(channel, vague=True)
 
-    def _hear_of(self, news: Sequence[tuple[str, tuple[int, int] | None]], now: int, vague: bool) -> None:
+    def _hear_of(
+        self, news: Sequence[tuple[str, tuple[int, int] | None]], now: int, unlimited: Collection[str]
+    ) -> None:
         places: dict[str, tuple[int, int] | None] = {}
         for name, place in news:
             known = places.get(name)
             places[name] = min(place, known) if place and known else place or known
         for name, place in sorted(places.items(), key=lambda item: item[1][1] if item[1] else 0):
             channel = self.channels[name]
-            if channel.policy.interval or vague:
+            if channel.policy.interval:
                 ceiling = now + (channel.policy.burst - 1) * channel.policy.interval
                 channel.released_at = min(channel.released_at, ceiling)
             if channel.ready:
@@ -196,9 +203,9 @@ class Reference:
             moves = place is not None and (channel.head is None or place < channel.head)
             if moves:
                 channel.head = place
-            if (moves or vague) and channel.head is not None and channel.due(now, channel.head) == 0:
+            if (moves or name in unlimited) and channel.head is not None and channel.due(now, channel.head) == 0:
                 self._activate(channel)
-                channel.vague |= vague
+                channel.vague |= name in unlimited
 
     def _activate(self, channel: Channel) -> None:
         self.activations += 1

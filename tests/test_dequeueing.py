@@ -186,3 +186,24 @@ def test_message_that_somebody_holds_is_passed_over(raw: Raw, database_url: str)
     worker.commit()
     editor.rollback()
     assert dequeue(worker) == 1
+
+
+class TestReplication:
+    def test_where_all_tables_are_published(self, raw: Raw, database_url: str) -> None:
+        """As tools that stream changes do: the server refuses an UPDATE or DELETE whose row it couldn't name."""
+        connection = raw(database_url)
+        connection.autocommit = True
+        connection.execute("CREATE PUBLICATION everything FOR ALL TABLES")
+        for _ in range(3):
+            enqueue(connection, 2)
+            found = dequeue(connection)
+            connection.execute("SELECT * FROM fairqueue.message_complete(ARRAY[%s::bigint], ARRAY[1])", (found,))
+        connection.execute("SELECT fairqueue.channel_set('acme', max_concurrency => 1)")
+        assert dequeue(connection)
+        nameless = connection.execute(
+            "SELECT c.relname FROM pg_class c"
+            " WHERE c.relnamespace = 'fairqueue'::regnamespace AND c.relkind IN ('r', 'p') AND c.relpersistence = 'p'"
+            " AND c.relreplident = 'd'"
+            " AND NOT EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary)"
+        )
+        assert not nameless.fetchall()

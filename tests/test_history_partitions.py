@@ -84,9 +84,9 @@ class TestPartitions:
         assert partitions(session) == [name(day) for day in range(8)]
         assert set(places(session).values()) == {name(0)}
 
-    @pytest.mark.parametrize(("days", "kept"), [([], 30), ([1, 0], 30), ([40, 1], 40)])
+    @pytest.mark.parametrize(("days", "kept"), [([], 30), ([3, 0], 30), ([3, 1], 3), ([40, 1], 40)])
     def test_are_dropped_in_time(self, session: Session, day_0: None, days: list[int], kept: int) -> None:
-        """When they are older than the longest history_days of all queues, and than 30 days."""
+        """When they are older than the longest history_days of all queues; 0 counts as 30."""
         insert = "INSERT INTO fairqueue.queue (name, history_days) VALUES (:name, :days)"
         sql(session, insert, name="long", days=100)
         for day in range(-41, 0, 8):
@@ -103,6 +103,19 @@ class TestPartitions:
         assert maintain(session)
         assert partitions(session) == [name(day) for day in range(-kept, 8)]
         assert session.scalar(text(f"SELECT to_regclass('fairqueue.{name(-41)}')")), "is somebody's archive now"
+
+    def test_are_kept_for_queues_without_a_policy(self, session: Session, day_0: None) -> None:
+        """Another queue's row says nothing of theirs."""
+        move_clock(session, at(-29))
+        put(session, "acme", 1)
+        lease_of(session)
+        sql(session, "INSERT INTO fairqueue.queue (name, history_days) VALUES ('bulk', 3)")
+        move_clock(session, at(0))
+        assert maintain(session)
+        assert name(-29) in partitions(session)
+        sql(session, "INSERT INTO fairqueue.queue (name, history_days) VALUES ('default', 3)")
+        assert maintain(session)
+        assert name(-29) not in partitions(session)
 
     def test_what_is_old_in_the_default(self, session: Session, day_0: None) -> None:
         insert = (

@@ -120,6 +120,30 @@ def test_a_late_commit(session: Session, other: psycopg.Connection, meanwhile: M
     check_served(session, [late])
 
 
+@pytest.mark.parametrize("limit", [1, 100])
+def test_a_late_commit_beside_a_full_fold(session: Session, other: psycopg.Connection, limit: int) -> None:
+    """The last of the signals taken in is the dequeue's own, and the transaction that is open the newest but that."""
+    put(session, "b", 64 + 4 * limit)
+    expire(session, [message.id for message in lease_of(session, 1000)])
+    late = insert(other, "a")
+    assert take(session, limit) == ["b"] * limit
+    other.commit()
+    check_served(session, [late])
+
+
+@pytest.mark.parametrize("limit", [1, 100])
+def test_a_late_commit_beside_a_full_fold_of_its_own(session: Session, other: psycopg.Connection, limit: int) -> None:
+    """What was enqueued in the transaction that dequeues."""
+    take(session)
+    late = insert(other, "a")
+    for _ in range(64 + 4 * limit):
+        session.execute(text("INSERT INTO fairqueue.message (channel) VALUES ('b')"))
+    assert len(list(session.scalars(fq.dequeue(limit=limit)))) == limit
+    session.commit()
+    other.commit()
+    check_served(session, [late])
+
+
 @pytest.mark.parametrize("meanwhile", MEANWHILE)
 def test_a_late_commit_to_a_known_channel(session: Session, other: psycopg.Connection, meanwhile: Meanwhile) -> None:
     put(session, "a", 2)

@@ -228,3 +228,64 @@ def test_a_flood_among_many_ready_channels(raw: Raw, database_url: str) -> None:
     connection.execute(PASSING, (6000, 12_000))
     # They are 1,300; if each of 68 steps read all lanes, 9,500.
     assert buffers(connection, 1) < 4000
+
+
+FLOOD = """
+    DO $$ BEGIN
+        FOR number IN 1 .. %s LOOP
+            INSERT INTO fairqueue.message (channel) VALUES ('a');
+        END LOOP;
+    END $$
+"""
+
+
+def test_a_flood_beside_many_that_are_idle(raw: Raw, database_url: str) -> None:
+    """The next ready lane is looked for once, however much news there is before it."""
+    connection = raw(database_url)
+    connection.autocommit = True
+    without_autovacuum(connection)
+    pass_through(connection, 5000, 5000)
+    connection.execute((FLOOD % 3000).encode())
+    connection.execute("INSERT INTO fairqueue.message (channel) SELECT 'c' || g FROM generate_series(1, 500) g")
+    # They are 4,500; if it looked 450 times, each time through all idle lanes, a million.
+    assert buffers(connection, 100) < 20_000
+    assert value(connection, "SELECT count(*) > 300 FROM fairqueue.lane WHERE due = 0")
+
+
+def test_a_retry_in_a_flood_leads_to_nothing_that_was_served(raw: Raw, database_url: str) -> None:
+    """The message that comes back is older than all of it."""
+    old, connection = raw(database_url), raw(database_url)
+    connection.autocommit = True
+    without_autovacuum(connection)
+    connection.execute("INSERT INTO fairqueue.message (channel) VALUES ('retried')")
+    lease = leases(connection, 1)
+    old.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+    old.execute("SELECT 1")
+    pass_through(connection, 50, 20_000)
+    connection.execute((FLOOD % 67).encode())
+    connection.execute("SELECT * FROM fairqueue.message_fail(%s, %s, 'no', delay_seconds => 0)", lease)
+    connection.execute((FLOOD % 1000).encode())
+    # They are 700; if it looked at each that was served, 20,000 more.
+    assert buffers(connection, 1) < 5000
+
+
+def test_lanes_at_their_limits_are_left_alone(raw: Raw, database_url: str) -> None:
+    """3,000 channels have a job that runs, and nothing else: their lanes are written now and then, some at a time."""
+    connection = raw(database_url)
+    connection.autocommit = True
+    connection.execute("SELECT fairqueue.queue_set('default', channel_max_concurrency => 1)")
+    connection.execute("INSERT INTO fairqueue.message (channel) SELECT 'c' || g FROM generate_series(1, 3000) g")
+    leases(connection, 3000)
+    versions = "SELECT array_agg(l.ctid::text ORDER BY l.channel) FROM fairqueue.lane l WHERE l.channel <> 'busy'"
+    written = 0
+    for _ in range(8):
+        before = value(connection, versions)
+        for _ in range(32):
+            connection.execute("INSERT INTO fairqueue.message (channel) VALUES ('busy')")
+            connection.execute("SELECT * FROM fairqueue.message_complete(%s, %s)", leases(connection, 1))
+        after = value(connection, versions)
+        assert isinstance(before, list)
+        assert isinstance(after, list)
+        written += sum(one != other for one, other in zip(before, after, strict=True))
+    # They are up to 256 each 64th turn; if all were written whenever they are 64 messages behind, 9,000.
+    assert 0 < written < 2500

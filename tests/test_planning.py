@@ -134,7 +134,7 @@ def edit(twins: Twins, id_: int, channel: str | None = None, **changes: float) -
     twins.remove([id_])
     entry = Entry(int(changes.get("dequeue_at", entry.at)), id_, changes.get("cost", entry.cost))
     twins.left[id_] = channel or name, entry
-    twins.reference.enqueue(channel or name, [entry])
+    twins.reference.enqueue(channel or name, [entry], urgent=True)
 
 
 def one_is_put_first(twins: Twins) -> None:
@@ -253,9 +253,9 @@ def a_lease_runs_out(twins: Twins) -> None:
     id_ = max(twins.leases)
     lease = twins.leases.pop(id_)
     expire(twins.session, [id_])
-    urgent = twins.reference.end(lease.channel, id_)
+    twins.reference.end(lease.channel, id_)
     entry = Entry(lease.dequeue_at, id_, lease.cost)
-    twins.reference.enqueue(lease.channel, [entry], urgent=urgent)
+    twins.reference.enqueue(lease.channel, [entry], urgent=True)
     twins.left[id_] = lease.channel, entry
 
 

@@ -87,6 +87,22 @@ class TestRate:
         limit(session, release_interval_ms=0)
         assert len(serve(session)) == 16
 
+    def test_a_channel_that_is_deleted_keeps_what_its_burst_took(self, session: Session) -> None:
+        """Created anew it has no other burst, until the time of the first one has passed."""
+        limit(session, release_interval_ms=1000, burst=10)
+        put(session, "acme", 10)
+        assert len(serve(session)) == 10
+        sql(session, "DELETE FROM fairqueue.channel")
+        assert serve(session) == []
+        limit(session, release_interval_ms=1000, burst=10)
+        put(session, "acme", 30)
+        assert serve(session) == []
+        check_invariants(session.connection())
+        move_clock(session, NOW + 1000)
+        assert len(serve(session)) == 1
+        move_clock(session, NOW + 10_000)
+        assert len(serve(session)) == 9
+
     def test_of_each_channel_by_itself(self, session: Session) -> None:
         limit_queue(session, channel_release_interval_ms=1000, channel_burst=2)
         put_all(session, {"acme": 9, "globex": 9, "initech": 1})

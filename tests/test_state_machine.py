@@ -187,13 +187,13 @@ class QueueMachine(RuleBasedStateMachine):
     def back(self, id_: int, at: int | None = None, died: bool = False) -> None:
         """A lease ended, and the message is ready again, or dead."""
         known = self.known[id_]
-        counted = self.reference.end(known.channel, id_)
+        self.reference.end(known.channel, id_)
         if died:
             self.dead.add(id_)
             self.outcomes.append((id_, "dead"))
         else:
             known.entry = known.entry._replace(at=known.entry.at if at is None else at)
-            self.reference.enqueue(known.channel, [known.entry], urgent=counted)
+            self.reference.enqueue(known.channel, [known.entry], urgent=True)
 
     def left(self, leases: Iterable[fq.LeasedMessage[Any]], outcome: str) -> None:
         for lease in leases:
@@ -256,7 +256,7 @@ class QueueMachine(RuleBasedStateMachine):
             for entry in entries:
                 self.known[entry.id].entry = entry
                 self.known[entry.id].forgiven = self.known[entry.id].attempt
-            self.reference.enqueue(name, entries)
+            self.reference.enqueue(name, entries, urgent=True)
 
     # The clock
 
@@ -392,7 +392,7 @@ class QueueMachine(RuleBasedStateMachine):
         if at != entry.at:
             self.reference.remove(name, [entry.id])
             self.known[entry.id].entry = entry._replace(at=at)
-            self.reference.enqueue(name, [self.known[entry.id].entry])
+            self.reference.enqueue(name, [self.known[entry.id].entry], urgent=True)
 
 
 @pytest.fixture

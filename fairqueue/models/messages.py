@@ -23,11 +23,11 @@ from typing_extensions import TypeVar
 
 from fairqueue.errors import InvalidValue
 from fairqueue.payloads import BytesPayload, JSONPayload, payload_column_type
-from fairqueue.schedule import YEAR, Delay
+from fairqueue.schedule import YEAR, Delay, check_seconds
 from fairqueue.schedule import dequeue_at as _dequeue_at
 from fairqueue.schema import DEFAULT_SCHEMA
 
-from .base import NOW, Base, check_count, check_name, check_number
+from .base import NOW, Base, check_count, check_name
 
 __all__ = ["Message", "TypedMessage", "check_backoff", "check_cost", "check_key", "check_max_attempts"]
 
@@ -190,9 +190,9 @@ def check_message_type(value: object) -> type[TypedMessage[Any]]:
 
 def check_cost(value: object) -> float:
     """The cost of a message, or :class:`InvalidValue`."""
-    if value == 0:
-        raise InvalidValue(f"cost must be more than 0, not {value!r}")
-    return check_number("cost", value, 0, 1_000_000)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= 1_000_000:
+        raise InvalidValue(f"cost must be more than 0 and at most 1000000, not {value!r}")
+    return float(value)
 
 
 def check_key(value: object) -> str | None:
@@ -207,6 +207,4 @@ def check_max_attempts(value: object) -> int | None:
 
 def check_backoff(value: object) -> float | None:
     """The seconds before the second attempt, None for as many as the queue says, or :class:`InvalidValue`."""
-    if value is None:
-        return None
-    return check_number("backoff", value.total_seconds() if isinstance(value, timedelta) else value, 0, YEAR)
+    return None if value is None else check_seconds("backoff", value, maximum=YEAR)

@@ -48,9 +48,9 @@ class DeadMessage(Base):
 class History(Base):
     """One row an outcome: ``"completed"``, ``"dead"``, ``"cancelled"`` or ``"dropped"``. Read-only.
 
-    Kept by day (UTC) for 30 days, or the longest ``history_days`` of all queues if that is more; a message that was put
-    back from the dead has one for each time it ended. To follow it as it grows, go by ``xid``, not by time: rows become
-    visible in the order of commits.
+    Kept by day (UTC) for the longest ``history_days`` of all queues, by default 30; a message that was put back from
+    the dead has one for each time it ended. To follow it as it grows, go by ``xid``, not by time: rows become visible
+    in the order of commits.
     """
 
     __tablename__ = "history"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import (
@@ -20,7 +20,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import Mapped, mapped_column, validates
 
 from fairqueue.errors import InvalidValue
-from fairqueue.schedule import YEAR
+from fairqueue.schedule import YEAR, check_seconds
 
 from .base import NOW, Base, check_choice, check_count, check_flag, check_moment, check_name, check_number
 
@@ -44,12 +44,13 @@ class Queue(Base):
     :param name: the queue.
     :param max_concurrency: how many of its messages may be leased at a time; None: any number.
     :param paused: nothing is served while it is.
-    :param resume_at: until when it is paused, a datetime with a time zone; None: until it is resumed.
+    :param resume_at: until when it is paused, a datetime with a time zone; None: until it is resumed. Afterwards both
+        stay as they are; :func:`fairqueue.pause` pauses it again.
     :param max_attempts: after how many failed attempts a message is a dead letter; 20.
-    :param backoff: seconds before the second attempt, doubled for each further one; 1.
-    :param max_backoff: the most seconds between two attempts; 3600.
-    :param history_days: for how many days outcomes are kept at least, 0 to 36,500; 30. With 0 none are written; 1 to 29
-        are as 30. Days are dropped for all queues together, so the longest of all counts.
+    :param backoff: seconds before the second attempt, or a timedelta, doubled for each further one; 1.
+    :param max_backoff: the most seconds between two attempts, or a timedelta; 3600.
+    :param history_days: for how many days outcomes are kept at least, 0 to 36,500; 30. With 0 none are written. Days
+        are dropped for all queues together: the longest of all counts, and 30 for those that have no row, or 0.
     :param channel_weight: what applies to channels that have no policy of their own, or None in it. The names are
         those of :class:`Channel`; by default weight 1, no max_concurrency, release_interval_ms 0, burst 1, no
         max_size, overflow ``"reject"``.
@@ -104,8 +105,8 @@ class Queue(Base):
         paused: bool = UNSET,
         resume_at: datetime | None = UNSET,
         max_attempts: int = UNSET,
-        backoff: float = UNSET,
-        max_backoff: float = UNSET,
+        backoff: float | timedelta = UNSET,
+        max_backoff: float | timedelta = UNSET,
         history_days: int = UNSET,
         channel_weight: float = UNSET,
         channel_max_concurrency: int | None = UNSET,
@@ -150,8 +151,8 @@ class Queue(Base):
         return check_count(field, value, 1)
 
     @validates("backoff", "max_backoff")
-    def _check_backoff(self, field: str, value: float) -> float:
-        return check_number(field, value, 0, YEAR)
+    def _check_backoff(self, field: str, value: float | timedelta) -> float:
+        return check_seconds(field, value, maximum=YEAR)
 
     @validates("history_days")
     def _check_days(self, field: str, value: int) -> int:
@@ -178,7 +179,8 @@ class Channel(Base):
     :param max_size: how many messages may stand ready in it.
     :param overflow: what happens to more: ``"reject"`` (:class:`fairqueue.ChannelFull`) or ``"drop"``.
     :param paused: nothing is served while it is.
-    :param resume_at: until when it is paused, a datetime with a time zone; None: until it is resumed.
+    :param resume_at: until when it is paused, a datetime with a time zone; None: until it is resumed. Afterwards both
+        stay as they are; :func:`fairqueue.pause` pauses it again.
     :raises InvalidValue: naming the field.
     """
 

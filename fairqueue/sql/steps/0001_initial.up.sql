@@ -478,10 +478,13 @@ CREATE TABLE signal (
     dequeue_at  bigint,
     message_id  bigint,
     counted     bigint,
-    -- All but mere arrivals: a flood of those must hide neither a new limit nor the end of a lease.
+    -- All but new messages: a flood of those must hide neither a new limit, nor the end of a lease, nor what comes back.
     urgent      boolean NOT NULL,
     xid         xid8    NOT NULL DEFAULT pg_current_xact_id()
 ) WITH (autovacuum_vacuum_scale_factor = 0.05);
+
+-- It has no key: without this, a publication FOR ALL TABLES would have the server refuse a dequeue's DELETE.
+ALTER TABLE signal REPLICA IDENTITY FULL;
 
 CREATE INDEX signal_news ON signal (queue, urgent, xid);
 
@@ -839,7 +842,8 @@ REVOKE EXECUTE ON FUNCTION history_drop FROM PUBLIC;
 -- Keeps the partitions of history, one a day in UTC: makes those of today and the next 7 days, drops old ones.
 --
 -- Called by scheduler_serve about once a day, by users as often as they like, and by the installation. Old is what
--- lies before the longest history_days of all queues, and before 30 days, which is what queues without a row have.
+-- lies before the longest history_days of all queues. Those that have no row, or 0, count as 30: a queue is known by
+-- its row, or by having been dequeued.
 -- Returns true when all is done; false when it is to be tried again, because somebody holds a lock: a report, a dump,
 -- an open completion. It waits for none longer than 100 ms. Whatever else goes wrong is a warning and false, so that
 -- no dequeue fails of it: without a partition, outcomes go to history_default.
@@ -851,7 +855,10 @@ SET lock_timeout = '100ms'
 AS $$
 DECLARE
     v_today CONSTANT date := (clock() AT TIME ZONE 'UTC')::date;
-    v_oldest CONSTANT date := v_today - greatest(30, (SELECT max(q.history_days) FROM queue q));
+    v_oldest CONSTANT date := v_today - (
+        SELECT coalesce(max(coalesce(nullif(q.history_days, 0), 30)), 30)
+        FROM (SELECT t.queue FROM rotation t UNION SELECT q.name FROM queue q) AS known (name)
+        LEFT JOIN queue q ON q.name = known.name);
     v_done boolean := true;
 BEGIN
     -- Each part by itself, so that one which has to wait doesn't undo the other.
@@ -1253,14 +1260,16 @@ DECLARE
     v_last_channel text;
     v_dequeue_at bigint;
     v_id bigint;
+    v_urgent boolean;
     v_valid boolean;
     v_bounded boolean;
     v_idle boolean;
     v_full record;
 BEGIN
     SELECT min(n.queue), max(n.queue), min(n.channel), max(n.channel), min(n.dequeue_at), min(n.id),
+        bool_or(n.attempt > 0),
         bool_and(message_valid(n.queue, n.channel, n.key, n.payload, n.body, n.cost, n.max_attempts, n.backoff))
-    INTO v_queue, v_last_queue, v_channel, v_last_channel, v_dequeue_at, v_id, v_valid
+    INTO v_queue, v_last_queue, v_channel, v_last_channel, v_dequeue_at, v_id, v_urgent, v_valid
     FROM new_messages n;
     IF NOT v_valid THEN
         PERFORM message_refuse(n.queue, n.channel, n.key, n.payload, n.body, n.cost, n.max_attempts, n.backoff)
@@ -1272,7 +1281,7 @@ BEGIN
     IF v_queue = v_last_queue AND v_channel = v_last_channel THEN
         -- The same as below for a single channel, in half the time.
         INSERT INTO signal (queue, channel, dequeue_at, message_id, urgent)
-        VALUES (v_queue, v_channel, v_dequeue_at, v_id, false)
+        VALUES (v_queue, v_channel, v_dequeue_at, v_id, v_urgent)
         RETURNING coalesce(
             (SELECT true FROM channel c
              WHERE ARRAY[c.queue, c.name] = ARRAY[v_queue, v_channel] AND c.max_size IS NOT NULL),
@@ -1281,12 +1290,13 @@ BEGIN
         v_idle := queue_notify(v_queue);
     ELSE
         WITH entered AS MATERIALIZED (
-            SELECT n.queue, n.channel, min(n.dequeue_at) AS dequeue_at, min(n.id) AS id
+            SELECT n.queue, n.channel, min(n.dequeue_at) AS dequeue_at, min(n.id) AS id,
+                bool_or(n.attempt > 0) AS urgent
             FROM new_messages n
             GROUP BY n.queue, n.channel
         ), told AS (
             INSERT INTO signal (queue, channel, dequeue_at, message_id, urgent)
-            SELECT e.queue, e.channel, e.dequeue_at, e.id, false FROM entered e
+            SELECT e.queue, e.channel, e.dequeue_at, e.id, e.urgent FROM entered e
         )
         -- Scalar subqueries, as EXISTS might be answered by hashing all that is bounded.
         SELECT array_agg(DISTINCT e.queue), bool_or(coalesce(
@@ -2186,8 +2196,9 @@ REVOKE EXECUTE ON FUNCTION message_redrive FROM PUBLIC;
 
 -- Trigger function of channel_paused and queue_paused: a pause that begins doesn't end when an earlier one did.
 --
--- The time until which that lasted stays in the row when it is over. Whoever then sets paused alone means a new one;
--- with the old time it would be over as it begins. Takes no lock.
+-- The time until which that lasted stays in the row when it was resumed. Whoever then sets paused alone means a new
+-- one; with the old time it would be over as it begins. A pause that is over by itself leaves paused as it is, too: then
+-- whoever pauses again has to set the time, as channel_set and queue_set do. Takes no lock.
 CREATE FUNCTION pause_begin() RETURNS trigger
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -2380,7 +2391,7 @@ BEGIN
     SELECT l.queue, l.channel, 'a release that is still to come',
         format('at most %s', l.at + (l.burst - 1) * l.release_interval), l.released_at::text
     FROM lanes l
-    WHERE l.released_at > l.at + (l.burst - 1) * l.release_interval AND NOT l.has_policy_news
+    WHERE l.release_interval > 0 AND l.released_at > l.at + (l.burst - 1) * l.release_interval AND NOT l.has_policy_news
     UNION ALL
     SELECT l.queue, l.channel, 'a count that is still to begin', format('at most %s', r.turn), l.counted_from::text
     FROM (SELECT l.queue, l.channel, l.counted_from FROM lanes l
@@ -2734,7 +2745,9 @@ BEGIN
             weight = w.weight, max_concurrency = w.max_concurrency, release_interval = w.release_interval,
             burst = w.burst, paused_until = w.paused_until, running = w.new_running,
             counted_from = CASE WHEN w.counted IS NULL THEN l.counted_from ELSE v_turn END,
-            released_at = least(l.released_at, now_ms + (w.burst - 1) * w.release_interval)
+            -- Without a rate it is kept as it is, for the next one.
+            released_at = CASE WHEN w.release_interval > 0
+                THEN least(l.released_at, now_ms + (w.burst - 1) * w.release_interval) ELSE l.released_at END
         FROM wanted w
         WHERE l.ctid = w.row
     ), born AS (
@@ -2821,8 +2834,8 @@ $$;
 --
 -- Returns the new horizon, the number of activations so far, the earliest time at which a lane that now waits is due,
 -- whether one has a limit whose leases nobody counted (scheduler_activate), how many leases that the queue counted have
--- ended, whether the policy of the queue changed, whether signals may be left, and the first message that the last of
--- the folded transactions told of: about the first of those that what is left tells of.
+-- ended, whether the policy of the queue changed, whether signals may be left, and the last of the messages that the
+-- folded transactions began with: about the first of those that what is left tells of.
 CREATE FUNCTION scheduler_fold(
     queue text, is_urgent boolean, turn bigint, vtime bigint, now_ms bigint, max_signals integer, counted_from bigint,
     INOUT horizon xid8, INOUT open xid8[], INOUT activations bigint,
@@ -2915,7 +2928,7 @@ BEGIN
             (array_agg(b.xid ORDER BY b.xid DESC))[1] AS last,
             count(*) FILTER (WHERE b.is_end AND b.counted >= v_counted_from) AS ended,
             coalesce(bool_or(b.channel IS NULL), false) AS queue_changed,
-            (array_agg(b.message_id ORDER BY b.xid DESC, b.message_id))[1] AS first_id,
+            (SELECT max(f.id) FROM (SELECT min(x.message_id) AS id FROM batch x GROUP BY x.xid) f) AS first_id,
             (SELECT count(*) FROM again) AS doubtful
         FROM batch b
     )
@@ -2928,7 +2941,9 @@ BEGIN
     -- What was not visible to the statement above, and what it had no room for, is for the next fold. Its own
     -- transaction is always among these: it may go on to enqueue before it commits.
     more := v_folded = max_signals OR v_late = max_signals;
-    horizon := CASE WHEN v_folded = max_signals THEN v_last ELSE pg_snapshot_xmax(v_snapshot) END;
+    -- Never beyond what the snapshot tells of: who was under way there isn't on its list, and may be below this
+    -- transaction, whose own signals may be the last ones folded.
+    horizon := least(CASE WHEN v_folded = max_signals THEN v_last END, pg_snapshot_xmax(v_snapshot));
     open := ARRAY(
         SELECT x FROM pg_snapshot_xip(v_snapshot) AS x WHERE x < horizon
         UNION
@@ -3496,7 +3511,6 @@ BEGIN
             SELECT c.lease_floor, c.more INTO r.lease_floor, v_reclaim
             FROM scheduler_reclaim(v_queue, v_clock, r.lease_floor, v_news) c;
             v_has_urgent := true;
-            v_has_news := true;
             v_written := false;
         END IF;
         IF v_has_urgent THEN
@@ -3961,10 +3975,10 @@ BEGIN
             GROUP BY k.lane) m
     ), missed AS (
         INSERT INTO signal (queue, channel, dequeue_at, message_id, counted, urgent)
-        SELECT r.queue, p.channel, p.dequeue_at, p.id, CASE WHEN p.is_counted THEN r.turn END, p.is_counted
+        SELECT r.queue, p.channel, p.dequeue_at, p.id, CASE WHEN p.is_counted THEN r.turn END, true
         FROM passed p
         UNION ALL
-        SELECT r.queue, (SELECT l.channel FROM lane l WHERE l.ctid = v.lane), v.held_at, v.held_id, NULL, false
+        SELECT r.queue, (SELECT l.channel FROM lane l WHERE l.ctid = v.lane), v.held_at, v.held_id, NULL, true
         FROM moves v
         WHERE v.held_at IS NOT NULL
     ), moved AS (
@@ -4126,15 +4140,20 @@ DECLARE
     v_ids bigint[];
 BEGIN
     WITH RECURSIVE walk AS (
-        SELECT v_swept AS channel, NULL::bigint AS dequeue_at, NULL::bigint AS id
+        SELECT v_swept AS channel, v_swept AS ready, NULL::bigint AS dequeue_at, NULL::bigint AS id
         UNION ALL
-        SELECT coalesce(n.channel, k.channel), n.dequeue_at, n.id
+        SELECT coalesce(n.channel, k.channel), k.channel, n.dequeue_at, n.id
         FROM walk w
+        -- The next ready lane, which is looked for once, whatever there is before it.
         LEFT JOIN LATERAL (
-            SELECT l.channel FROM lane l
+            SELECT w.ready AS channel WHERE w.ready > w.channel
+            UNION ALL
             -- Not written so that an index of ready lanes only would do: that isn't by name, and is read whole each time.
-            WHERE l.queue = v_queue AND l.channel > w.channel AND l.tag >= vtime AND coalesce(l.due, -1) = 0
-            ORDER BY l.channel, l.tag LIMIT 1) k ON true
+            (SELECT l.channel FROM lane l
+             WHERE w.ready = w.channel AND l.queue = v_queue AND l.channel > w.channel AND l.tag >= vtime
+                AND coalesce(l.due, -1) = 0
+             ORDER BY l.channel, l.tag LIMIT 1)
+            LIMIT 1) k ON true
         LEFT JOIN LATERAL (
             (SELECT m.channel, m.dequeue_at, m.id FROM message m
              WHERE m.queue = v_queue AND m.channel > w.channel AND m.channel < k.channel AND m.leased_until IS NULL
@@ -4194,24 +4213,29 @@ DECLARE
     -- A lane that is used often is kept: only those 64 messages (of cost and weight 1) behind are removed.
     v_keep CONSTANT bigint := $3 - 64 * lane_step(1, 1);
     v_last bigint;
-    v_seen integer;
+    v_all boolean;
 BEGIN
     IF v_keep > v_floor THEN
         WITH old AS MATERIALIZED (
-            -- One whose rate is gone may get it back: it is known for a day when it was last released.
-            SELECT l.ctid AS row, l.tag, l.running = 0
-                AND l.released_at + coalesce(nullif(l.release_interval, 0), 86400000) <= now_ms AS is_done
-            FROM lane l
-            WHERE l.queue = v_queue AND l.due IS NULL AND l.tag >= v_floor AND l.tag < v_keep
-            ORDER BY l.tag
-            LIMIT 10000
+            SELECT l.* FROM (
+                SELECT l.*, count(*) FILTER (WHERE NOT l.is_done) OVER (ORDER BY l.tag ROWS UNBOUNDED PRECEDING) AS kept
+                FROM (
+                    -- One whose rate is gone may get it back: it is known for a day when it was last released.
+                    SELECT l.ctid AS row, l.tag, l.running = 0
+                        AND l.released_at + coalesce(nullif(l.release_interval, 0), 86400000) <= now_ms AS is_done
+                    FROM lane l
+                    WHERE l.queue = v_queue AND l.due IS NULL AND l.tag >= v_floor AND l.tag < v_keep
+                    ORDER BY l.tag
+                    LIMIT 10000) l) l
+            -- Few at a time that have to be rewritten, as they come round again.
+            WHERE l.kept <= 256
         ), removed AS (
             DELETE FROM lane l USING old o WHERE l.ctid = o.row AND o.is_done
         ), kept AS (
             UPDATE lane l SET tag = v_vtime FROM old o WHERE l.ctid = o.row AND NOT o.is_done
         )
-        SELECT count(*), max(o.tag) INTO v_seen, v_last FROM old o;
-        idle_floor := CASE WHEN v_seen < 10000 THEN v_keep ELSE v_last END;
+        SELECT count(*) < 10000 AND count(*) FILTER (WHERE NOT o.is_done) < 256, max(o.tag) INTO v_all, v_last FROM old o;
+        idle_floor := CASE WHEN v_all THEN v_keep ELSE v_last END;
     END IF;
     IF vtime > 1000000000000000000 THEN
         PERFORM scheduler_unplan(v_queue);
@@ -4432,7 +4456,7 @@ DECLARE
     v_counted CONSTANT bigint := CASE WHEN OLD.leased_until IS NOT NULL THEN OLD.counted END;
 BEGIN
     INSERT INTO signal (queue, channel, dequeue_at, message_id, counted, urgent)
-    VALUES (NEW.queue, NEW.channel, NEW.dequeue_at, NEW.id, v_counted, v_counted IS NOT NULL);
+    VALUES (NEW.queue, NEW.channel, NEW.dequeue_at, NEW.id, v_counted, true);
     IF NEW.dequeue_at <= unix_ms(clock()) THEN
         PERFORM queue_notify(NEW.queue);
     END IF;

@@ -1,7 +1,8 @@
 -- Keeps the partitions of history, one a day in UTC: makes those of today and the next 7 days, drops old ones.
 --
 -- Called by scheduler_serve about once a day, by users as often as they like, and by the installation. Old is what
--- lies before the longest history_days of all queues, and before 30 days, which is what queues without a row have.
+-- lies before the longest history_days of all queues. Those that have no row, or 0, count as 30: a queue is known by
+-- its row, or by having been dequeued.
 -- Returns true when all is done; false when it is to be tried again, because somebody holds a lock: a report, a dump,
 -- an open completion. It waits for none longer than 100 ms. Whatever else goes wrong is a warning and false, so that
 -- no dequeue fails of it: without a partition, outcomes go to history_default.
@@ -13,7 +14,10 @@ SET lock_timeout = '100ms'
 AS $$
 DECLARE
     v_today CONSTANT date := (clock() AT TIME ZONE 'UTC')::date;
-    v_oldest CONSTANT date := v_today - greatest(30, (SELECT max(q.history_days) FROM queue q));
+    v_oldest CONSTANT date := v_today - (
+        SELECT coalesce(max(coalesce(nullif(q.history_days, 0), 30)), 30)
+        FROM (SELECT t.queue FROM rotation t UNION SELECT q.name FROM queue q) AS known (name)
+        LEFT JOIN queue q ON q.name = known.name);
     v_done boolean := true;
 BEGIN
     -- Each part by itself, so that one which has to wait doesn't undo the other.

@@ -23,14 +23,16 @@ DECLARE
     v_last_channel text;
     v_dequeue_at bigint;
     v_id bigint;
+    v_urgent boolean;
     v_valid boolean;
     v_bounded boolean;
     v_idle boolean;
     v_full record;
 BEGIN
     SELECT min(n.queue), max(n.queue), min(n.channel), max(n.channel), min(n.dequeue_at), min(n.id),
+        bool_or(n.attempt > 0),
         bool_and(message_valid(n.queue, n.channel, n.key, n.payload, n.body, n.cost, n.max_attempts, n.backoff))
-    INTO v_queue, v_last_queue, v_channel, v_last_channel, v_dequeue_at, v_id, v_valid
+    INTO v_queue, v_last_queue, v_channel, v_last_channel, v_dequeue_at, v_id, v_urgent, v_valid
     FROM new_messages n;
     IF NOT v_valid THEN
         PERFORM message_refuse(n.queue, n.channel, n.key, n.payload, n.body, n.cost, n.max_attempts, n.backoff)
@@ -42,7 +44,7 @@ BEGIN
     IF v_queue = v_last_queue AND v_channel = v_last_channel THEN
         -- The same as below for a single channel, in half the time.
         INSERT INTO signal (queue, channel, dequeue_at, message_id, urgent)
-        VALUES (v_queue, v_channel, v_dequeue_at, v_id, false)
+        VALUES (v_queue, v_channel, v_dequeue_at, v_id, v_urgent)
         RETURNING coalesce(
             (SELECT true FROM channel c
              WHERE ARRAY[c.queue, c.name] = ARRAY[v_queue, v_channel] AND c.max_size IS NOT NULL),
@@ -51,12 +53,13 @@ BEGIN
         v_idle := queue_notify(v_queue);
     ELSE
         WITH entered AS MATERIALIZED (
-            SELECT n.queue, n.channel, min(n.dequeue_at) AS dequeue_at, min(n.id) AS id
+            SELECT n.queue, n.channel, min(n.dequeue_at) AS dequeue_at, min(n.id) AS id,
+                bool_or(n.attempt > 0) AS urgent
             FROM new_messages n
             GROUP BY n.queue, n.channel
         ), told AS (
             INSERT INTO signal (queue, channel, dequeue_at, message_id, urgent)
-            SELECT e.queue, e.channel, e.dequeue_at, e.id, false FROM entered e
+            SELECT e.queue, e.channel, e.dequeue_at, e.id, e.urgent FROM entered e
         )
         -- Scalar subqueries, as EXISTS might be answered by hashing all that is bounded.
         SELECT array_agg(DISTINCT e.queue), bool_or(coalesce(

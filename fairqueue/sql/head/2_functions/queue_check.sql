@@ -162,7 +162,7 @@ BEGIN
     SELECT l.queue, l.channel, 'a release that is still to come',
         format('at most %s', l.at + (l.burst - 1) * l.release_interval), l.released_at::text
     FROM lanes l
-    WHERE l.released_at > l.at + (l.burst - 1) * l.release_interval AND NOT l.has_policy_news
+    WHERE l.release_interval > 0 AND l.released_at > l.at + (l.burst - 1) * l.release_interval AND NOT l.has_policy_news
     UNION ALL
     SELECT l.queue, l.channel, 'a count that is still to begin', format('at most %s', r.turn), l.counted_from::text
     FROM (SELECT l.queue, l.channel, l.counted_from FROM lanes l

@@ -94,7 +94,9 @@ BEGIN
             weight = w.weight, max_concurrency = w.max_concurrency, release_interval = w.release_interval,
             burst = w.burst, paused_until = w.paused_until, running = w.new_running,
             counted_from = CASE WHEN w.counted IS NULL THEN l.counted_from ELSE v_turn END,
-            released_at = least(l.released_at, now_ms + (w.burst - 1) * w.release_interval)
+            -- Without a rate it is kept as it is, for the next one.
+            released_at = CASE WHEN w.release_interval > 0
+                THEN least(l.released_at, now_ms + (w.burst - 1) * w.release_interval) ELSE l.released_at END
         FROM wanted w
         WHERE l.ctid = w.row
     ), born AS (

@@ -8,8 +8,8 @@
 --
 -- Returns the new horizon, the number of activations so far, the earliest time at which a lane that now waits is due,
 -- whether one has a limit whose leases nobody counted (scheduler_activate), how many leases that the queue counted have
--- ended, whether the policy of the queue changed, whether signals may be left, and the first message that the last of
--- the folded transactions told of: about the first of those that what is left tells of.
+-- ended, whether the policy of the queue changed, whether signals may be left, and the last of the messages that the
+-- folded transactions began with: about the first of those that what is left tells of.
 CREATE FUNCTION scheduler_fold(
     queue text, is_urgent boolean, turn bigint, vtime bigint, now_ms bigint, max_signals integer, counted_from bigint,
     INOUT horizon xid8, INOUT open xid8[], INOUT activations bigint,
@@ -102,7 +102,7 @@ BEGIN
             (array_agg(b.xid ORDER BY b.xid DESC))[1] AS last,
             count(*) FILTER (WHERE b.is_end AND b.counted >= v_counted_from) AS ended,
             coalesce(bool_or(b.channel IS NULL), false) AS queue_changed,
-            (array_agg(b.message_id ORDER BY b.xid DESC, b.message_id))[1] AS first_id,
+            (SELECT max(f.id) FROM (SELECT min(x.message_id) AS id FROM batch x GROUP BY x.xid) f) AS first_id,
             (SELECT count(*) FROM again) AS doubtful
         FROM batch b
     )
@@ -115,7 +115,9 @@ BEGIN
     -- What was not visible to the statement above, and what it had no room for, is for the next fold. Its own
     -- transaction is always among these: it may go on to enqueue before it commits.
     more := v_folded = max_signals OR v_late = max_signals;
-    horizon := CASE WHEN v_folded = max_signals THEN v_last ELSE pg_snapshot_xmax(v_snapshot) END;
+    -- Never beyond what the snapshot tells of: who was under way there isn't on its list, and may be below this
+    -- transaction, whose own signals may be the last ones folded.
+    horizon := least(CASE WHEN v_folded = max_signals THEN v_last END, pg_snapshot_xmax(v_snapshot));
     open := ARRAY(
         SELECT x FROM pg_snapshot_xip(v_snapshot) AS x WHERE x < horizon
         UNION

@@ -130,7 +130,6 @@ BEGIN
             SELECT c.lease_floor, c.more INTO r.lease_floor, v_reclaim
             FROM scheduler_reclaim(v_queue, v_clock, r.lease_floor, v_news) c;
             v_has_urgent := true;
-            v_has_news := true;
             v_written := false;
         END IF;
         IF v_has_urgent THEN

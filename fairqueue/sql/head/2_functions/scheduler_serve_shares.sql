@@ -140,10 +140,10 @@ BEGIN
             GROUP BY k.lane) m
     ), missed AS (
         INSERT INTO signal (queue, channel, dequeue_at, message_id, counted, urgent)
-        SELECT r.queue, p.channel, p.dequeue_at, p.id, CASE WHEN p.is_counted THEN r.turn END, p.is_counted
+        SELECT r.queue, p.channel, p.dequeue_at, p.id, CASE WHEN p.is_counted THEN r.turn END, true
         FROM passed p
         UNION ALL
-        SELECT r.queue, (SELECT l.channel FROM lane l WHERE l.ctid = v.lane), v.held_at, v.held_id, NULL, false
+        SELECT r.queue, (SELECT l.channel FROM lane l WHERE l.ctid = v.lane), v.held_at, v.held_id, NULL, true
         FROM moves v
         WHERE v.held_at IS NOT NULL
     ), moved AS (

@@ -30,15 +30,20 @@ DECLARE
     v_ids bigint[];
 BEGIN
     WITH RECURSIVE walk AS (
-        SELECT v_swept AS channel, NULL::bigint AS dequeue_at, NULL::bigint AS id
+        SELECT v_swept AS channel, v_swept AS ready, NULL::bigint AS dequeue_at, NULL::bigint AS id
         UNION ALL
-        SELECT coalesce(n.channel, k.channel), n.dequeue_at, n.id
+        SELECT coalesce(n.channel, k.channel), k.channel, n.dequeue_at, n.id
         FROM walk w
+        -- The next ready lane, which is looked for once, whatever there is before it.
         LEFT JOIN LATERAL (
-            SELECT l.channel FROM lane l
+            SELECT w.ready AS channel WHERE w.ready > w.channel
+            UNION ALL
             -- Not written so that an index of ready lanes only would do: that isn't by name, and is read whole each time.
-            WHERE l.queue = v_queue AND l.channel > w.channel AND l.tag >= vtime AND coalesce(l.due, -1) = 0
-            ORDER BY l.channel, l.tag LIMIT 1) k ON true
+            (SELECT l.channel FROM lane l
+             WHERE w.ready = w.channel AND l.queue = v_queue AND l.channel > w.channel AND l.tag >= vtime
+                AND coalesce(l.due, -1) = 0
+             ORDER BY l.channel, l.tag LIMIT 1)
+            LIMIT 1) k ON true
         LEFT JOIN LATERAL (
             (SELECT m.channel, m.dequeue_at, m.id FROM message m
              WHERE m.queue = v_queue AND m.channel > w.channel AND m.channel < k.channel AND m.leased_until IS NULL

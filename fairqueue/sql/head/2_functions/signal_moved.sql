@@ -10,7 +10,7 @@ DECLARE
     v_counted CONSTANT bigint := CASE WHEN OLD.leased_until IS NOT NULL THEN OLD.counted END;
 BEGIN
     INSERT INTO signal (queue, channel, dequeue_at, message_id, counted, urgent)
-    VALUES (NEW.queue, NEW.channel, NEW.dequeue_at, NEW.id, v_counted, v_counted IS NOT NULL);
+    VALUES (NEW.queue, NEW.channel, NEW.dequeue_at, NEW.id, v_counted, true);
     IF NEW.dequeue_at <= unix_ms(clock()) THEN
         PERFORM queue_notify(NEW.queue);
     END IF;
