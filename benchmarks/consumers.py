@@ -40,6 +40,8 @@ class Task:
     #: PostgreSQL's synchronous_commit; or "completions": off for dequeues alone, as a lost lease is but a redelivery.
     #: fq.Worker does it so.
     durability: str = "on"
+    #: Seconds that the work on each message takes, in which the consumer sleeps, between dequeue and completion.
+    work: float = 0.0
 
 
 @dataclass
@@ -159,6 +161,7 @@ def work(pipe: Connection, pair: tuple[Any, Any], name: str, task: Task) -> Outc
             for n, lease in enumerate(batch):
                 call, place = (number, n) if system.batches else (number * task.batch + n, 0)
                 outcome.order.append((lease.at or now, call, place, lease.channel))
+        time.sleep(task.work * len(batch))
         outcome.served += system.complete(ending, batch)
         outcome.ended = time.monotonic()
     return outcome

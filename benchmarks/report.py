@@ -24,7 +24,8 @@ _WIDE = 8
 _PASSING = ("time", "revision", "load before", "durable commit")
 _WHOSE_GOALS = """\
 Goals are set for some of the cases: Dequeueing's for 1,000 channels, that of Growth for two sizes, those over peers for
-each one's best batch. What the others come to is in the tables, and isn't always as good.
+each one's best batch. What the others come to is in the tables, and isn't always as good. No goal covers CPU, or
+channel-row, a seed that is fair too and faster where messages are taken one at a time.
 """
 _INTRODUCTION = """\
 How fair and how fast fairqueue is, beside other queues in PostgreSQL. To measure it on your machine:
@@ -37,7 +38,9 @@ $ make bench-full    # the sizes that the goals name: three hours
 Either writes this page, its pictures, and the figures of all repetitions (JSON) into `docs/benchmarks/`, or where
 `OUT=` says. Where there is Java, those of Spark are in it, and add half to the time. Absolute figures are those of the
 machine below; what can be compared is a ratio. Each ratio is the median of at least five pairs, measured by turns in
-the same run."""
+the same run. Figures without a ratio may be of fewer runs: one of the other systems in Fairness and of Spark's report,
+three of the places in Peers. Scenarios were measured at different times and revisions; the line at the end of each says
+when. Server, consumers and producers share the machine."""
 
 
 def save(folder: Path, name: str, result: Mapping[str, Any]) -> None:
@@ -257,8 +260,8 @@ def _spread(records: Sequence[Record]) -> str:
     ]
     if not off:
         return ""
-    most = f"{max(off):.0%} off" if max(off) <= 1 else f"{1 + max(off):.0f} times"
-    return f" Single pairs are at most {most} their median; in a typical case, {median(off):.0%} off."
+    most = f"{max(off):.0%} off" if max(off) <= 1 else f"{1 + max(off):.0f} times it"
+    return f" The pair farthest from the median: {median(off):.0%} off in a typical row, {most} in the worst."
 
 
 def _case_value(value: int | str) -> str:

@@ -21,8 +21,8 @@ then, and a producer role may not read it. Read its id before: ``session.flush()
 Enqueueing appends rows and takes no lock that anybody waits for, in any isolation level, however long the transaction
 stays open.
 
-**Keys.** No two live messages of a channel, ready or leased, have the same key. ``on_conflict`` says what becomes of a
-second one:
+**Keys.** No two live messages of a channel, ready or leased, have the same key; it is free again when its message has
+ended. ``on_conflict`` says what becomes of a second one:
 
 =========== ==========================================================================================================
 "raise"     :class:`fairqueue.DuplicateKey`. What :func:`enqueue` or ``session.add()`` put in does this at its flush, as

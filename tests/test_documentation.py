@@ -69,19 +69,16 @@ def migrate(project: Path) -> str:
     alembic.command.init(config, str(project / "migrations"))
     environment = project / "migrations" / "env.py"
     line = 'autogenerate_plugins=["alembic.autogenerate.*", "fairqueue"],'
-    (shown,) = [code for name, code in blocks(README, "python") if name == "env.py"]
+    target, shown = [code for name, code in blocks(README, "python") if name == "env.py"]
     assert line in shown
-    text = environment.read_text().replace(
-        "target_metadata = None", "from models import Base\ntarget_metadata = Base.metadata"
-    )
+    text = environment.read_text()
+    assert "target_metadata = None\n" in text
+    text = text.replace("target_metadata = None\n", target)
     text, places = re.subn(r"( +)target_metadata=target_metadata,?", rf"\g<0>, {line}", text)
     assert places == 2
     environment.write_text(text.replace(",,", ","))
     config = alembic.config.Config(project / "alembic.ini")
     config.set_main_option("script_location", str(project / "migrations"))
-    config.set_main_option(
-        "sqlalchemy.url", load("models").engine.url.render_as_string(hide_password=False).replace("%", "%%")
-    )
     alembic.command.revision(config, "documents and queue", autogenerate=True)
     alembic.command.upgrade(config, "head")
     alembic.command.check(config)

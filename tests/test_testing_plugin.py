@@ -181,6 +181,22 @@ def test_later(fairqueue_session, fairqueue_clock):
         result.assert_outcomes(passed=2 + 1 + 1, errors=1)
         result.stdout.fnmatch_lines([f"*test_database is 'shop_test', but the engine is connected to '{name}'"])
 
+    def test_of_an_installation_elsewhere(self, pytester: pytest.Pytester, run: Run) -> None:
+        """An env.py that takes its URL from somewhere else migrates another database; this says so."""
+        pytester.makeconftest(
+            """
+            import pytest
+
+            @pytest.fixture(scope="session")
+            def fairqueue_install():
+                return lambda engine: None
+            """
+        )
+        pytester.makepyfile("def test_queue(fairqueue_url):\n    pass")
+        result = run()
+        result.assert_outcomes(errors=1)
+        result.stdout.fnmatch_lines(["*fairqueue_install has left no queue in the test database: *connect to another*"])
+
 
 class TestInEveryRun:
     """Whoever has fairqueue installed has the plugin in all their runs of pytest."""

@@ -77,11 +77,18 @@ def _fairqueue_template(
     _fairqueue_databases: Databases, fairqueue_install: Callable[[Engine], object]
 ) -> Iterator[str]:
     """The name of the database in which everything has been installed."""
-    from sqlalchemy import NullPool, create_engine, make_url
+    from sqlalchemy import NullPool, create_engine, make_url, text
 
     with _fairqueue_databases.create("template1") as url:
         # Nobody may be connected to a database that is copied, so no connection is kept.
-        fairqueue_install(create_engine(url, poolclass=NullPool))
+        engine = create_engine(url, poolclass=NullPool)
+        fairqueue_install(engine)
+        with engine.connect() as connection:
+            if not connection.scalar(text("SELECT true FROM pg_proc WHERE proname = 'message_dequeue' LIMIT 1")):
+                raise pytest.UsageError(
+                    "fairqueue_install has left no queue in the test database: does what it calls, such as your env.py,"
+                    " connect to another one?"
+                )
         name = make_url(url).database
         assert name is not None
         yield name
