@@ -58,7 +58,7 @@ class OpenTransactions(RuleBasedStateMachine):
         self.operator, self.user, self.stranger = (psycopg.connect(dsn) for _ in range(3))
         self.leases: dict[int, fq.LeasedMessage[Any]] = {}
         self.held = False
-        sql(self.session, "SELECT fairqueue.queue_set('default', max_attempts => 1000000)")
+        sql(self.session, "SELECT fairqueue.queue_set('default', max_attempts => 1000000, backoff => 0)")
         if plans:
             sql(self.session, "INSERT INTO fairqueue.message (channel) SELECT 'a' FROM generate_series(1, 100)")
             self.dequeue(1)

@@ -67,7 +67,7 @@ class TestAttempts:
 
     def test_lease_that_ran_out_uses_up_one(self, session: Session) -> None:
         """A message that kills its workers doesn't go on doing so for ever."""
-        put(session, "acme", max_attempts=3)
+        put(session, "acme", max_attempts=3, backoff=0)
         for attempt in (1, 2, 3):
             (message,) = lease_of(session)
             assert message.attempt == attempt
@@ -163,3 +163,19 @@ class TestBackoff:
             (message,) = lease_of(session)
             results(session, fq.fail(message, delay=delay))
             assert session.scalar(query) == at
+
+    def test_of_what_was_leased_beside_a_message_that_kills(self, session: Session, now: int) -> None:
+        """A lease that ran out says nothing of its message the first time; later ones part it from the others."""
+        ids = put(session, "acme", MANY, dequeue_at=-7, backoff=100)
+        for attempt in (1, 2):
+            batch = lease_of(session, MANY)
+            assert [(message.id, message.attempt, message.dequeue_at) for message in batch] == [
+                (id_, attempt, -7) for id_ in ids
+            ]
+            expire(session, ids)
+        assert lease_of(session, MANY) == []
+        found = [(at - now) / 1000 for at in session.scalars(text("SELECT dequeue_at FROM fairqueue.message"))]
+        assert 100 <= min(found) < 120
+        assert 180 < max(found) <= 200
+        move_clock(session, now + 150_000)
+        assert 0 < len(lease_of(session, MANY)) < MANY

@@ -155,10 +155,11 @@ class QueueMachine(RuleBasedStateMachine):
         self.lease(limit)
 
     def lease(self, limit: int) -> int:
-        self.leases_run_out()
+        ended = sorted((known.until, id_) for id_ in self.leases if (known := self.known[id_]).until <= self.now)
         if self.plans:
             plan_ahead(self.session)
         batch = lease_of(self.session, limit, LEASE / 1000)
+        self.ran_out([id_ for _, id_ in ended])
         served = [(message.channel, message.id) for message in batch]
         assert served == self.reference.dequeue(limit, self.now, [id_ for _, id_ in served])
         for message in batch:
@@ -171,12 +172,17 @@ class QueueMachine(RuleBasedStateMachine):
             self.leases[message.id] = message
         return len(batch)
 
-    def leases_run_out(self) -> None:
-        """What a dequeue does first with leases that ran out, in the order in which they did."""
-        for id_ in sorted(self.leases, key=lambda id_: (self.known[id_].until, id_)):
-            if (known := self.known[id_]).until <= self.now:
-                del self.leases[id_]
-                self.back(id_, died=known.used_up(self.max_attempts))
+    def ran_out(self, ids: Iterable[int]) -> None:
+        """What a dequeue did first with leases that ran out, in the order in which they did; as it says itself when."""
+        for id_ in ids:
+            del self.leases[id_]
+            died = self.known[id_].used_up(self.max_attempts)
+            self.back(id_, None if died else self.stored(id_).dequeue_at, died)
+
+    def stored(self, id_: int) -> fq.Message:
+        message = self.session.get_one(fq.Message, id_, populate_existing=True)
+        self.session.commit()
+        return message
 
     def leases_from(self, place: int, count: int) -> list[fq.LeasedMessage[Any]]:
         """Up to `count` leases, which are no longer ours afterwards."""
@@ -219,9 +225,7 @@ class QueueMachine(RuleBasedStateMachine):
         assert results == ["dead" if dead else "failed" for dead in died]
         self.session.commit()
         for lease, dead in zip(leases, died, strict=True):
-            stored = None if dead else self.session.get_one(fq.Message, lease.id, populate_existing=True).dequeue_at
-            self.back(lease.id, stored, dead)
-        self.session.commit()
+            self.back(lease.id, None if dead else self.stored(lease.id).dequeue_at, dead)
 
     @rule(place=some, delay=st.sampled_from([0, 0.03, 86_400]))
     @room

@@ -42,9 +42,7 @@ BEGIN
         FOR UPDATE OF m
     ), policy AS MATERIALIZED (
         SELECT h.id, h.attempt, NOT retry OR h.failures >= coalesce(h.max_attempts, q.max_attempts, 20) AS is_dead,
-            -- 2^60 seconds are beyond every max_backoff already, and no overflow.
-            coalesce(delay_seconds, (0.5 + random() / 2) * least(coalesce(q.max_backoff, 3600),
-                coalesce(h.backoff, q.backoff, 1) * power(2, least(greatest(h.failures - 1, 0), 60)))) AS delay
+            coalesce(delay_seconds, retry_delay(h.failures, h.backoff, q.backoff, q.max_backoff)) AS delay
         FROM held h LEFT JOIN queue q ON q.name = h.queue
     ), retried AS (
         UPDATE message m

@@ -1,7 +1,9 @@
--- Puts messages whose lease ran out back into their own channels, in their old places.
+-- Puts messages whose lease ran out back into their own channels.
 --
 -- Called by scheduler_serve, which holds the turn, when a lease may have ended. The attempt stays counted: a message
--- that has no more of them becomes a dead letter. The trigger message_moved signals the channels, so that each waits
+-- that has no more of them becomes a dead letter. After its first failure it has its old place; after others it waits
+-- as one that failed does, so that a message which kills its worker gets away from those that were leased with it. The
+-- trigger message_moved signals the channels, so that each waits
 -- for its place in the rotation like any other.
 -- Locks: the rows it returns to ready or takes out, and the rotation of the queue, which nobody else writes. Rows that
 -- somebody else holds are left for a later call: a completion may be on its way in a long transaction, and the fence
@@ -19,7 +21,6 @@ AS $$
 DECLARE
     v_queue CONSTANT text := $1;
     v_from timestamptz := $3;
-    v_max_attempts CONSTANT integer := coalesce((SELECT q.max_attempts FROM queue q WHERE q.name = $1), 20);
     v_expired integer;
     v_dead bigint[];
     v_id bigint;
@@ -27,8 +28,10 @@ DECLARE
     v_end timestamptz;
     v_again boolean;
     v_left timestamptz;
+    q queue;
     r record;
 BEGIN
+    SELECT q.* INTO q FROM queue q WHERE q.name = v_queue;
     SELECT t.turn, t.held_from, t.held_since, t.held_at INTO r
     FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
     v_again := r.held_at <= clock;
@@ -38,8 +41,9 @@ BEGIN
         r.held_at := 'infinity';
     END IF;
     WITH expired AS MATERIALIZED (
-        SELECT m.ctid AS row, m.id,
-            m.attempt::bigint - m.forgiven >= coalesce(m.max_attempts, v_max_attempts) AS is_dead
+        SELECT m.ctid AS row, m.id, CASE WHEN m.attempt::bigint - m.forgiven < 2 THEN 0
+                ELSE retry_delay(m.attempt::bigint - m.forgiven, m.backoff, q.backoff, q.max_backoff) END AS delay,
+            m.attempt::bigint - m.forgiven >= coalesce(m.max_attempts, q.max_attempts, 20) AS is_dead
         FROM message m
         WHERE m.queue = v_queue AND m.leased_until >= v_from AND m.leased_until <= clock
         ORDER BY m.leased_until
@@ -47,7 +51,9 @@ BEGIN
         FOR UPDATE SKIP LOCKED
     ), back AS (
         UPDATE message m
-        SET leased_until = NULL, error = format('the lease of attempt %s ran out', m.attempt)
+        SET leased_until = NULL, error = format('the lease of attempt %s ran out', m.attempt),
+            dequeue_at = CASE WHEN e.delay = 0 THEN m.dequeue_at
+                ELSE unix_ms(clock + make_interval(secs => e.delay)) END
         FROM expired e
         WHERE m.ctid = e.row AND NOT e.is_dead
     )
