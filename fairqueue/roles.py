@@ -47,6 +47,9 @@ KINDS: tuple[Kind, ...] = ("producer", "worker", "observer", "operator", "pipeli
 _ENQUEUE = "INSERT (queue, channel, key, payload, body, dequeue_at, cost, max_attempts, backoff) ON TABLE {}.message"
 
 # The rights of each kind: a privilege, and what it is on. {} is the schema.
+# Defaults of columns and statements of ours call these functions as their caller. They are everybody's, unless the
+# database was hardened: ALTER DEFAULT PRIVILEGES REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC.
+_BASIC = ("USAGE ON SCHEMA {}", "EXECUTE ON FUNCTION {0}.clock, {0}.unix_ms, {0}.schema_version")
 _RIGHTS: dict[Kind, tuple[str, ...]] = {
     "producer": (
         _ENQUEUE,
@@ -99,7 +102,7 @@ def grant_sql(role: str, kind: Kind, schema: str = DEFAULT_SCHEMA) -> list[str]:
         raise InvalidValue(f"kind must be {', '.join(KINDS[:-1])} or {KINDS[-1]}, not {kind!r}")
     check_schema_name(schema)
     place, grantee = quote(schema), _role(role)
-    rights = ("USAGE ON SCHEMA {}", *_RIGHTS[kind])
+    rights = (*_BASIC, *_RIGHTS[kind])
     return [f"GRANT {right.format(place)} TO {grantee}" for right in rights]
 
 

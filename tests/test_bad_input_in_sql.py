@@ -83,8 +83,17 @@ CASES: list[tuple[str, type[psycopg.Error], str]] = [
         for lists, state, text in [
             (MANY.format("'{q}'", "'{NULL}'", "'{k}'", "'{1}'"), NULL, 'column "channel"'),
             (MANY.format("'{q}'", "NULL", "'{k}'", "'{1}'"), NULL, 'column "channel"'),
-            (MANY.format("'{q,q}'", "'{a}'", "'{k}'", "'{1,1}'"), NULL, 'column "channel"'),
-            (MANY.format("'{q,q}'", "'{a,b}'", "'{k}'", "'{1}'"), NULL, 'column "cost"'),
+            (MANY.format("'{q,q}'", "'{a}'", "'{k,l}'", "'{1,1}'"), PARAMETER, "as many elements as queues, 2"),
+            (MANY.format("'{q,q}'", "'{a,b}'", "NULL", "'{1}'"), PARAMETER, "as many elements as queues, 2"),
+            *[
+                (
+                    f"'{{q}}', '{{a}}', '{{k}}', NULL, NULL, NULL, '{{{n}}}', '{{1}}', NULL, NULL",
+                    PARAMETER,
+                    "delays must be between 0 and 315576000",
+                )
+                for n in (-5, "NaN", "Infinity", 1e300)
+            ],
+            ("'{q}', '{a}', '{k}', NULL, NULL, '{1}', '{1}', '{1}', NULL, NULL", PARAMETER, "only one of dequeue_ats"),
             (MANY.format("'{NULL}'", "'{a}'", "'{k}'", "'{1}'"), NULL, 'column "queue"'),
             (MANY.format("'{q}'", "'{a}'", "ARRAY['']", "'{1}'"), CHECK, "message_key_length"),
             (MANY.format("'{q}'", "'{a}'", "'{k}'", "'{NaN}'"), CHECK, "message_cost_range"),

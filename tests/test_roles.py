@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 
 import fairqueue as fq
 from fairqueue import roles, schema
+from fairqueue.status import status
 from tests.fixtures.connections import Raw
 from tests.observing import observer, rows, value
 
@@ -21,7 +22,7 @@ STRANGE = 'My "Q"; DROP TABLE x --'
 
 VALUES = "VALUES ('q', 'acme', 'k', '1', '', 0, 1, 1, 1)"
 GIVEN = ("queue", "channel", "key", "payload", "body", "dequeue_at", "cost", "max_attempts", "backoff")
-MANY = "'{{q}}', '{{acme}}', '{{k}}', '{{1}}', '{{x}}', '{{1}}', '{{1}}', '{{1}}', '{{1}}', '{{1}}'"
+MANY = "'{{q}}', '{{acme}}', '{{k}}', '{{1}}', '{{x}}', NULL, '{{1}}', '{{1}}', '{{1}}', '{{1}}'"
 INSERT = "INSERT INTO {q}.message (channel) VALUES ('acme')"
 RUN = "0" * 32
 LEASE = "'{{2}}', '{{1}}'"
@@ -239,13 +240,16 @@ def test_rights(granted: Roles) -> None:
         found = granted.owner.execute(query.encode(), {"place": granted.place, "role": granted.name(kind)})
         return {(name, privilege) for name, privilege in found if not name.startswith("history_2")}
 
+    basic = {(name, "EXECUTE") for name in ("clock", "unix_ms", "schema_version")}
     assert rights("producer") == {
+        *basic,
         *((f"message.{name}", "INSERT") for name in GIVEN),
         *((f"message.{name}", "SELECT") for name in ("id", "dequeue_at", "attempt", "forgiven", "created_at")),
         *((name, "EXECUTE") for name in ("message_create", "message_create_many", "message_ending")),
     }
     verbs = ("dequeue", "complete", "fail", "defer", "cancel", "heartbeat")
     assert rights("worker") == {
+        *basic,
         *((f"message_{verb}", "EXECUTE") for verb in verbs),
         *((f"queue_{verb}", "EXECUTE") for verb in ("listen", "unlisten")),
     }
@@ -264,12 +268,13 @@ def test_rights(granted: Roles) -> None:
         "taken",
     }
     reads = {(table, "SELECT") for table in tables}
-    assert rights("observer") == reads
+    assert rights("observer") == reads | basic
     functions = {
         "channel_set", "queue_set", "queue_check", "queue_repair", "message_cancel", "message_redrive",
         "message_ending", "history_maintain", "feed_forget", "stage_clean",
     }  # fmt: skip
     assert rights("operator") == {
+        *basic,
         *reads,
         *((table, verb) for table in ("channel", "queue") for verb in ("INSERT", "UPDATE", "DELETE")),
         ("dead_message", "DELETE"),
@@ -280,11 +285,43 @@ def test_rights(granted: Roles) -> None:
         "feed_move", "history_digest", "history_release",
     }  # fmt: skip
     assert rights("pipeline") == {
+        *basic,
         *reads,
         *((f"message.{name}", "INSERT") for name in GIVEN),
         *((name, "EXECUTE") for name in functions),
     }
     assert rights(NOBODY) == set()
+
+
+def test_where_no_function_is_for_everybody(empty: Engine, raw: Raw, empty_database_url: str) -> None:
+    """Hardened databases say so before anything is installed; defaults of columns call some, and our statements."""
+    with empty.begin() as connection:
+        connection.execute(text("ALTER DEFAULT PRIVILEGES REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC"))
+        schema.install(connection)
+    granted = Roles(raw, empty_database_url, "fairqueue")
+    granted.create(empty)
+    with Session(granted.engine("producer")) as session:
+        session.add(fq.Message("acme"))
+        fq.enqueue_many(session, [{"channel": "acme"}, {"channel": "acme", "delay": 60}])
+        session.commit()
+    with Session(granted.engine("pipeline")) as session:
+        session.execute(text("INSERT INTO fairqueue.message (channel) VALUES ('acme')"))
+        session.commit()
+    with Session(granted.engine("worker")) as session:
+        fq.verify(session.connection())
+        found = session.scalars(fq.dequeue(limit=9)).all()
+        assert [row.result for row in session.execute(fq.complete(found))] == ["completed"] * 3
+        session.commit()
+    with Session(granted.engine("operator")) as session:
+        policy = fq.Channel("acme", weight=2, paused=True)
+        session.add(policy)
+        session.commit()
+        policy.paused = False
+        session.commit()
+        assert fq.check(session) == []
+    with Session(granted.engine("observer")) as session:
+        assert [queue.waiting for queue in status(session).queues] == [1]
+    granted.drop()
 
 
 def test_days_of_history_to_come(granted: Roles) -> None:

@@ -249,6 +249,16 @@ class TestDirect:
         assert second() == 1
         once_each(watching, ["a"])
 
+    def test_claimed_within_a_savepoint(self, session: Session) -> None:
+        """The count is noted by the same transaction, whatever part of it claimed."""
+        with session.begin_nested():
+            session.execute(text("SELECT fairqueue.load_claim('part/x/0')"))
+        session.execute(text("SELECT fairqueue.load_count('part/x/0', 7)"))
+        session.commit()
+        assert session.scalar(text("SELECT fairqueue.load_claim('part/x/0')")) == 7
+        session.execute(text("SELECT fairqueue.load_count('part/x/0', 9)"))
+        assert session.scalar(text("SELECT fairqueue.load_claim('part/x/0')")) == 7
+
     def test_a_live_key(self, place: Place, session: Session, watching: psycopg.Connection[Any]) -> None:
         put(session, "acme", key="a")
         with pytest.raises(

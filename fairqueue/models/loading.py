@@ -15,6 +15,7 @@ load = Table(
     Column("rows", BigInteger, nullable=False, server_default=sql("0")),
     Column("entered", BigInteger, nullable=False, server_default=sql("0")),
     Column("entered_at", DateTime(timezone=True), nullable=False, server_default=NOW),
+    Column("xid", XID8, nullable=False, server_default=sql("pg_current_xact_id()")),
     PrimaryKeyConstraint("name", name="load_pkey"),
 )
 

@@ -177,7 +177,8 @@ class Channel(Base):
     :param release_interval_ms: milliseconds between two of its messages being leased, from when it is set on; 0: none.
     :param burst: how many messages it may go on with at once after it has waited long enough, 1 to 1,000,000.
     :param max_size: how many messages may stand ready in it.
-    :param overflow: what happens to more: ``"reject"`` (:class:`fairqueue.ChannelFull`) or ``"drop"``.
+    :param overflow: what happens to more: ``"reject"`` (:class:`fairqueue.ChannelFull`) or ``"drop"``. A row that
+        refers to a message by a foreign key can't be written when that is dropped: take "reject" then.
     :param paused: nothing is served while it is.
     :param resume_at: until when it is paused, a datetime with a time zone; None: until it is resumed. Afterwards both
         stay as they are; :func:`fairqueue.pause` pauses it again.

@@ -288,6 +288,8 @@ CREATE TABLE load (
     rows             bigint           NOT NULL DEFAULT 0,
     entered          bigint           NOT NULL DEFAULT 0,
     entered_at       timestamptz      NOT NULL DEFAULT clock(),
+    -- Of the transaction that claimed it (load_claim).
+    xid              xid8             NOT NULL DEFAULT pg_current_xact_id(),
     CONSTRAINT load_pkey PRIMARY KEY (name)
 );
 
@@ -1100,7 +1102,7 @@ LANGUAGE sql SECURITY DEFINER
 SET search_path FROM CURRENT
 AS $$
     UPDATE load l SET rows = $2, entered = $2
-    WHERE l.name = $1 AND l.xmin = pg_current_xact_id()::xid
+    WHERE l.name = $1 AND l.xid = pg_current_xact_id()
 $$;
 
 REVOKE EXECUTE ON FUNCTION load_count FROM PUBLIC;
@@ -1511,6 +1513,17 @@ DECLARE
     v_row record;
 BEGIN
     PERFORM check_on_conflict(on_conflict);
+    IF EXISTS (
+        SELECT FROM unnest(ARRAY[cardinality($2), cardinality($3), cardinality($4), cardinality($5), cardinality($6),
+            cardinality($7), cardinality($8), cardinality($9), cardinality($10)]) AS l (length)
+        WHERE l.length <> cardinality($1))
+    THEN
+        RAISE invalid_parameter_value USING MESSAGE = format(
+            'all lists must be null or have as many elements as queues, %s', cardinality($1));
+    ELSIF EXISTS (SELECT FROM unnest($6, $7) AS w (dequeue_at, delay) WHERE num_nonnulls(w.dequeue_at, w.delay) = 2) THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'only one of dequeue_ats and delays may be given for a message';
+    END IF;
+    PERFORM check_seconds('delays', w.delay, 0) FROM unnest($7) AS w (delay) WHERE w.delay IS NOT NULL;
     IF on_conflict = 'replace' THEN
         PERFORM FROM unnest($1, $2, $3) AS r (queue, channel, key)
         CROSS JOIN LATERAL (
@@ -2192,17 +2205,17 @@ $$;
 
 REVOKE EXECUTE ON FUNCTION message_redrive FROM PUBLIC;
 
--- Trigger function of channel_paused and queue_paused: a pause that begins doesn't end when an earlier one did.
+-- Trigger function of channel_paused and queue_paused: a pause doesn't end when an earlier one would have.
 --
--- The time until which that lasted stays in the row when it was resumed. Whoever then sets paused alone means a new
--- one; with the old time it would be over as it begins. A pause that is over by itself leaves paused as it is, too: then
--- whoever pauses again has to set the time, as channel_set and queue_set do. Takes no lock.
+-- Whoever sets paused alone means a new one. So the time until which one lasts goes with it when it is ended, and one
+-- that has passed when another begins. A pause that is over by itself leaves both as they are: then whoever pauses
+-- again has to set the time, as channel_set and queue_set do. Takes no lock.
 CREATE FUNCTION pause_begin() RETURNS trigger
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 AS $$
 BEGIN
-    IF NEW.paused AND NOT OLD.paused AND NEW.resume_at = OLD.resume_at AND NEW.resume_at <= clock() THEN
+    IF NEW.paused <> OLD.paused AND NEW.resume_at = OLD.resume_at AND (OLD.paused OR NEW.resume_at <= clock()) THEN
         NEW.resume_at := NULL;
     END IF;
     RETURN NEW;
@@ -2390,6 +2403,12 @@ BEGIN
         format('at most %s', l.at + (l.burst - 1) * l.release_interval), l.released_at::text
     FROM lanes l
     WHERE l.release_interval > 0 AND l.released_at > l.at + (l.burst - 1) * l.release_interval AND NOT l.has_policy_news
+    UNION ALL
+    -- Restored from a dump of another server: once this one had come so far, all until then would be overlooked.
+    SELECT r.queue, NULL, 'transactions that this server has not come to',
+        format('at most %s', pg_snapshot_xmax(pg_current_snapshot())), greatest(r.news_from, r.urgent_from)::text
+    FROM rotations r
+    WHERE greatest(r.news_from, r.urgent_from) > pg_snapshot_xmax(pg_current_snapshot())
     UNION ALL
     SELECT l.queue, l.channel, 'a count that is still to begin', format('at most %s', r.turn), l.counted_from::text
     FROM (SELECT l.queue, l.channel, l.counted_from FROM lanes l

@@ -9,5 +9,7 @@ CREATE TABLE load (
     rows             bigint           NOT NULL DEFAULT 0,
     entered          bigint           NOT NULL DEFAULT 0,
     entered_at       timestamptz      NOT NULL DEFAULT clock(),
+    -- Of the transaction that claimed it (load_claim).
+    xid              xid8             NOT NULL DEFAULT pg_current_xact_id(),
     CONSTRAINT load_pkey PRIMARY KEY (name)
 );

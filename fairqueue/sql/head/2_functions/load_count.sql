@@ -7,7 +7,7 @@ LANGUAGE sql SECURITY DEFINER
 SET search_path FROM CURRENT
 AS $$
     UPDATE load l SET rows = $2, entered = $2
-    WHERE l.name = $1 AND l.xmin = pg_current_xact_id()::xid
+    WHERE l.name = $1 AND l.xid = pg_current_xact_id()
 $$;
 
 REVOKE EXECUTE ON FUNCTION load_count FROM PUBLIC;

@@ -19,6 +19,17 @@ DECLARE
     v_row record;
 BEGIN
     PERFORM check_on_conflict(on_conflict);
+    IF EXISTS (
+        SELECT FROM unnest(ARRAY[cardinality($2), cardinality($3), cardinality($4), cardinality($5), cardinality($6),
+            cardinality($7), cardinality($8), cardinality($9), cardinality($10)]) AS l (length)
+        WHERE l.length <> cardinality($1))
+    THEN
+        RAISE invalid_parameter_value USING MESSAGE = format(
+            'all lists must be null or have as many elements as queues, %s', cardinality($1));
+    ELSIF EXISTS (SELECT FROM unnest($6, $7) AS w (dequeue_at, delay) WHERE num_nonnulls(w.dequeue_at, w.delay) = 2) THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'only one of dequeue_ats and delays may be given for a message';
+    END IF;
+    PERFORM check_seconds('delays', w.delay, 0) FROM unnest($7) AS w (delay) WHERE w.delay IS NOT NULL;
     IF on_conflict = 'replace' THEN
         PERFORM FROM unnest($1, $2, $3) AS r (queue, channel, key)
         CROSS JOIN LATERAL (

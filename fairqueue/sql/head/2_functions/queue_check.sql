@@ -164,6 +164,12 @@ BEGIN
     FROM lanes l
     WHERE l.release_interval > 0 AND l.released_at > l.at + (l.burst - 1) * l.release_interval AND NOT l.has_policy_news
     UNION ALL
+    -- Restored from a dump of another server: once this one had come so far, all until then would be overlooked.
+    SELECT r.queue, NULL, 'transactions that this server has not come to',
+        format('at most %s', pg_snapshot_xmax(pg_current_snapshot())), greatest(r.news_from, r.urgent_from)::text
+    FROM rotations r
+    WHERE greatest(r.news_from, r.urgent_from) > pg_snapshot_xmax(pg_current_snapshot())
+    UNION ALL
     SELECT l.queue, l.channel, 'a count that is still to begin', format('at most %s', r.turn), l.counted_from::text
     FROM (SELECT l.queue, l.channel, l.counted_from FROM lanes l
           UNION ALL SELECT r.queue, NULL, r.counted_from FROM rotations r) l
