@@ -1,11 +1,14 @@
-"""What the state machine draws, when its rules apply, and what it knows of a message beside the reference."""
+"""What the state machines draw, when their rules apply, what they know of a message, and how they are run."""
 
 import functools
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from tests.reference import BLOCKED, Entry, Policy
 
@@ -67,3 +70,18 @@ class Known:
 
     def used_up(self, policy: int) -> bool:
         return self.attempt - self.forgiven >= (self.max_attempts or policy)
+
+
+def run_machine(machine: type[RuleBasedStateMachine], examples: int) -> None:
+    """The same examples each time, unless FAIRQUEUE_TEST_EXAMPLES says how many others."""
+    chosen = os.environ.get("FAIRQUEUE_TEST_EXAMPLES")
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=int(chosen or examples),
+            stateful_step_count=40,
+            derandomize=chosen is None,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),  # pyright: ignore[reportArgumentType]
+        ),
+    )

@@ -5,24 +5,21 @@ There is no order to compare with: the reference says that of queues whose news 
 FAIRQUEUE_TEST_EXAMPLES=2000 makes the machine run for long.
 """
 
-import os
 from collections.abc import Callable
 from typing import Any, ClassVar
 
 import psycopg
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
 from tests.acts import complete, drain, expire, lease_of, plan_ahead, sql, truncate
+from tests.drawing import run_machine
 from tests.fixtures.postgres import libpq
 from tests.invariants import check_invariants
-
-EXAMPLES = int(os.environ.get("FAIRQUEUE_TEST_EXAMPLES", "40"))
 
 CHANNELS = ["a", "b", "c", "d"]
 channels = st.sampled_from(CHANNELS)
@@ -211,13 +208,4 @@ def machine(engine: Engine) -> type[OpenTransactions]:
 
 @pytest.mark.soak
 def test_whatever_commits_is_served(machine: type[OpenTransactions]) -> None:
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            max_examples=EXAMPLES,
-            stateful_step_count=40,
-            derandomize="FAIRQUEUE_TEST_EXAMPLES" not in os.environ,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),  # pyright: ignore[reportArgumentType]
-        ),
-    )
+    run_machine(machine, 40)

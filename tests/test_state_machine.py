@@ -4,15 +4,13 @@ The clock stands still between its own moves, so that what is due, what has run 
 FAIRQUEUE_TEST_EXAMPLES=2000 makes the machine run for long.
 """
 
-import os
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
@@ -33,13 +31,12 @@ from tests.drawing import (
     pauses,
     policies,
     room,
+    run_machine,
     some,
     weights,
 )
 from tests.invariants import check_invariants
 from tests.reference import BLOCKED, Entry, Policy, Reference
-
-EXAMPLES = int(os.environ.get("FAIRQUEUE_TEST_EXAMPLES", "60"))
 
 
 class QueueMachine(RuleBasedStateMachine):
@@ -407,12 +404,4 @@ def machine(engine: Engine) -> type[QueueMachine]:
 
 @pytest.mark.soak
 def test_the_queue_does_what_the_reference_does(machine: type[QueueMachine]) -> None:
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            max_examples=EXAMPLES,
-            stateful_step_count=40,
-            derandomize="FAIRQUEUE_TEST_EXAMPLES" not in os.environ,
-            suppress_health_check=list(HealthCheck),  # pyright: ignore[reportArgumentType]
-        ),
-    )
+    run_machine(machine, 60)
