@@ -44,6 +44,17 @@ def put(session: Session, channel: str, count: int = 1, **fields: object) -> lis
     return ids
 
 
+def one_by_one(count: int, channel: str) -> str:
+    """So many INSERTs of a message as one statement: one transaction, and a signal each."""
+    return f"""
+        DO $$ BEGIN
+            FOR number IN 1 .. {count} LOOP
+                INSERT INTO fairqueue.message (channel) VALUES ('{channel}');
+            END LOOP;
+        END $$
+    """
+
+
 def put_all(session: Session, counts: Mapping[str, int]) -> None:
     """Enqueue so many messages of each channel, channel after channel."""
     for channel, count in counts.items():

@@ -92,7 +92,7 @@ class Reference:
         #: The same, of what it has to hear of first: what comes back, or was moved.
         self.urgent_news: list[tuple[str, tuple[int, int] | None]] = []
         #: Channels whose limits are looked at anew, because of a new policy or as a lease ended that counted.
-        self.unlimited: set[str] = set()
+        self.reviewed: set[str] = set()
         #: The policy of the queue, and whether the next dequeue has to look at all channels because of it.
         self.max_concurrency: int | None = None
         self.paused_until: int | None = None
@@ -120,12 +120,12 @@ class Reference:
         counted = self.max_concurrency is not None or self.channels[name].policy.max_concurrency is not None
         if counted:
             self.urgent_news.append((name, None))
-            self.unlimited.add(name)
+            self.reviewed.add(name)
 
     def set_policy(self, name: str, policy: Policy) -> None:
         self.channels[name].policy = policy
         self.urgent_news.append((name, None))
-        self.unlimited.add(name)
+        self.reviewed.add(name)
 
     def dequeue(self, n: int, now: int, seen: Sequence[int] = ()) -> list[tuple[str, int]]:
         """The next n messages; `seen`, what was served in fact, settles the order of channels that are vague."""
@@ -168,8 +168,8 @@ class Reference:
         self.changed |= now < self.clock - 1000
         self.clock = now
         urgent_news, self.urgent_news = self.urgent_news, []
-        self._hear_of(urgent_news, now, self.unlimited)
-        self.unlimited.clear()
+        self._hear_of(urgent_news, now, self.reviewed)
+        self.reviewed.clear()
         if self.changed:
             self.rebuild(now)
             self.changed = False
@@ -184,9 +184,7 @@ class Reference:
             if channel.ready and not channel.is_ripe(now):
                 self._wait(channel, vague=True)
 
-    def _hear_of(
-        self, news: Sequence[tuple[str, tuple[int, int] | None]], now: int, unlimited: Collection[str]
-    ) -> None:
+    def _hear_of(self, news: Sequence[tuple[str, tuple[int, int] | None]], now: int, reviewed: Collection[str]) -> None:
         places: dict[str, tuple[int, int] | None] = {}
         for name, place in news:
             known = places.get(name)
@@ -203,9 +201,9 @@ class Reference:
             moves = place is not None and (channel.head is None or place < channel.head)
             if moves:
                 channel.head = place
-            if (moves or name in unlimited) and channel.head is not None and channel.due(now, channel.head) == 0:
+            if (moves or name in reviewed) and channel.head is not None and channel.due(now, channel.head) == 0:
                 self._activate(channel)
-                channel.vague |= name in unlimited
+                channel.vague |= name in reviewed
 
     def _activate(self, channel: Channel) -> None:
         self.activations += 1

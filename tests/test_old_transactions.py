@@ -7,7 +7,7 @@ import psycopg
 import pytest
 from psycopg.rows import TupleRow
 
-from tests.acts import count, wait_until
+from tests.acts import count, one_by_one, wait_until
 from tests.fixtures.connections import Raw
 from tests.observing import buffers, leases, value, without_autovacuum
 
@@ -160,15 +160,7 @@ def drained(raw: Raw, database_url: str) -> Connection:
 
 def test_a_flood_looks_at_nothing_that_was_served(drained: Connection) -> None:
     """More signals than one call folds, so that it looks for the news of others: among what is new."""
-    drained.execute(
-        """
-        DO $$ BEGIN
-            FOR number IN 1 .. 1000 LOOP
-                INSERT INTO fairqueue.message (channel) VALUES ('flood');
-            END LOOP;
-        END $$
-        """
-    )
+    drained.execute(one_by_one(1000, "flood").encode())
     drained.execute("INSERT INTO fairqueue.message (channel) VALUES ('c7')")
     # They are 700; if it looked at each that was served, 20,000 more.
     assert buffers(drained, 1) < 5000
@@ -203,15 +195,7 @@ def test_an_open_transaction_s_own_news_cost_others_nothing(raw: Raw, database_u
     without_autovacuum(connection)
     pass_through(connection, 50, 500)
     start = least(connection, 1)
-    busy.execute(
-        """
-        DO $$ BEGIN
-            FOR number IN 1 .. 20000 LOOP
-                INSERT INTO fairqueue.message (channel) VALUES ('busy');
-            END LOOP;
-        END $$
-        """
-    )
+    busy.execute(one_by_one(20000, "busy").encode())
     pass_through(connection, 50, 500)
     assert least(connection, 1) <= 1.5 * start + 100
     busy.commit()
@@ -230,22 +214,13 @@ def test_a_flood_among_many_ready_channels(raw: Raw, database_url: str) -> None:
     assert buffers(connection, 1) < 4000
 
 
-FLOOD = """
-    DO $$ BEGIN
-        FOR number IN 1 .. %s LOOP
-            INSERT INTO fairqueue.message (channel) VALUES ('a');
-        END LOOP;
-    END $$
-"""
-
-
 def test_a_flood_beside_many_that_are_idle(raw: Raw, database_url: str) -> None:
     """The next ready lane is looked for once, however much news there is before it."""
     connection = raw(database_url)
     connection.autocommit = True
     without_autovacuum(connection)
     pass_through(connection, 5000, 5000)
-    connection.execute((FLOOD % 3000).encode())
+    connection.execute(one_by_one(3000, "a").encode())
     connection.execute("INSERT INTO fairqueue.message (channel) SELECT 'c' || g FROM generate_series(1, 500) g")
     # They are 4,500; if it looked 450 times, each time through all idle lanes, a million.
     assert buffers(connection, 100) < 20_000
@@ -262,9 +237,9 @@ def test_a_retry_in_a_flood_leads_to_nothing_that_was_served(raw: Raw, database_
     old.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
     old.execute("SELECT 1")
     pass_through(connection, 50, 20_000)
-    connection.execute((FLOOD % 67).encode())
+    connection.execute(one_by_one(67, "a").encode())
     connection.execute("SELECT * FROM fairqueue.message_fail(%s, %s, 'no', delay_seconds => 0)", lease)
-    connection.execute((FLOOD % 1000).encode())
+    connection.execute(one_by_one(1000, "a").encode())
     # They are 700; if it looked at each that was served, 20,000 more.
     assert buffers(connection, 1) < 5000
 

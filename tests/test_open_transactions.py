@@ -16,7 +16,7 @@ from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
-from tests.acts import complete, drain, expire, lease_of, plan_ahead, sql, truncate
+from tests.acts import complete, drain, expire, lease_of, one_by_one, plan_ahead, sql, truncate
 from tests.drawing import run_machine
 from tests.fixtures.postgres import libpq
 from tests.invariants import check_invariants
@@ -28,14 +28,6 @@ counts = st.sampled_from([1, 1, 2, 40, 67, 68, 69, 150])
 batches = st.sampled_from([1, 1, 7, 100])
 who = st.sampled_from([0, 1, 2])
 some = st.integers(0, 1_000_000)
-
-ONE_BY_ONE = """
-    DO $$ BEGIN
-        FOR number IN 1 .. %s LOOP
-            INSERT INTO fairqueue.message (channel) VALUES ('%s');
-        END LOOP;
-    END $$
-"""
 
 
 def has_leases(machine: "OpenTransactions") -> bool:
@@ -87,7 +79,7 @@ class OpenTransactions(RuleBasedStateMachine):
     @rule(who=who, channel=channels, count=counts)
     def insert(self, who: int, channel: str, count: int) -> None:
         """One by one: a signal each."""
-        self.producers[who].execute((ONE_BY_ONE % (count, channel)).encode())
+        self.producers[who].execute(one_by_one(count, channel).encode())
 
     @rule(who=who, count=counts, ahead=st.booleans())
     def insert_in_all(self, who: int, count: int, ahead: bool) -> None:
@@ -123,9 +115,9 @@ class OpenTransactions(RuleBasedStateMachine):
     @rule(limit=batches, channel=channels, count=counts, commits=st.booleans())
     def enqueue_and_dequeue(self, limit: int, channel: str, count: int, commits: bool) -> None:
         """In one transaction, whose signals are among those that are taken in."""
-        self.session.execute(text(ONE_BY_ONE % (count, channel)))
+        self.session.execute(text(one_by_one(count, channel)))
         found = list(self.session.scalars(fq.dequeue(limit=limit, lease=3600)))
-        self.session.execute(text(ONE_BY_ONE % (1, channel)))
+        self.session.execute(text(one_by_one(1, channel)))
         if commits:
             self.session.commit()
             self.leases.update((message.id, message) for message in found)
