@@ -50,6 +50,8 @@ class Outcome:
 
     served: int = 0
     started: float = 0.0
+    #: The same moment as Unix time.
+    begun: float = 0.0
     #: When the last of them was completed.
     ended: float = 0.0
     #: (Unix time, number of the call, place in the batch, channel), where it was asked for. The time is that of the
@@ -154,6 +156,7 @@ def work(pipe: Connection, pair: tuple[Any, Any], name: str, task: Task) -> Outc
     start = pipe.recv()
     time.sleep(max(0.0, start - time.monotonic()))
     outcome.started = outcome.ended = time.monotonic()
+    outcome.begun = time.time()
     until = None if task.seconds is None else start + task.seconds
     for number, batch in enumerate(_batches(system, taking, task, until)):
         if task.timed:

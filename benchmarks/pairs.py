@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from statistics import fmean
 from typing import Any
@@ -17,6 +17,8 @@ from .systems import Fill, System
 __all__ = ["LARGE", "SMALL", "Calls", "Pair", "open_pair"]
 
 LARGE, SMALL = "large", "small"
+#: Calls before those that are timed: so many take in the news of what was filled up, whatever the batch.
+_WARM = 10
 
 
 @dataclass(frozen=True)
@@ -27,8 +29,6 @@ class Calls:
     number: dict[int, int]
     #: Seconds after which a turn ends, however many calls it had.
     patience: float
-    #: Those that what was taken is filled up in: all of the small database.
-    channels: int
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,14 @@ class Pair:
     calls: Calls
     dsns: dict[str, str]
     connections: dict[str, Any]
+    #: What was filled in last, and how many messages were taken since: as many are filled in before the next turn, so
+    #: that each finds the same backlog, of the same channels.
+    fills: dict[str, Fill] = field(default_factory=dict)
+    taken: dict[str, int] = field(default_factory=dict)
+
+    def fill(self, subject: str, fill: Fill) -> None:
+        self.system.fill(self.connections[subject], fill)
+        self.fills[subject] = fill
 
     def settle(self, subject: str, *, vacuum: bool = True) -> None:
         """Take in what was filled in."""
@@ -67,21 +75,24 @@ class Pair:
             )
 
     def _turn(self, batch: int, subject: str) -> float:
-        """The mean time of some calls, in ms: those that plan ahead count. What they take is filled up again first."""
-        connection, system, number = self.connections[subject], self.system, self.calls.number[batch]
-        system.fill(connection, Fill(number * batch, self.calls.channels, self.bench.payload))
+        """The mean time of some calls, in ms: those that plan ahead count. What was taken is filled up again first."""
+        connection, system = self.connections[subject], self.system
+        if taken := self.taken.get(subject):
+            self.fill(subject, self.fills[subject].more(taken))
+        self.taken[subject] = 0
         until = time.perf_counter() + self.calls.patience
-        for _ in range(5):  # The news is taken in.
-            system.complete(connection, system.dequeue(connection, batch))
-        times = []
-        for _ in range(number):
-            start = time.perf_counter()
-            leases = system.dequeue(connection, batch)
-            times.append(time.perf_counter() - start)
-            system.complete(connection, leases)
-            if time.perf_counter() > until:
-                break
-        return fmean(times) * 1000
+
+        def timed(calls: int) -> list[float]:
+            times: list[float] = []
+            while len(times) < calls and (not times or time.perf_counter() < until):
+                start = time.perf_counter()
+                leases = system.dequeue(connection, batch)
+                times.append(time.perf_counter() - start)
+                self.taken[subject] += system.complete(connection, leases)
+            return times
+
+        timed(_WARM)
+        return fmean(timed(self.calls.number[batch])) * 1000
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from textwrap import fill
 from typing import Any
 
@@ -127,14 +128,17 @@ def _sizes(figure: Figure, records: Sequence[Record]) -> bool:
 def _old_snapshot(figure: Figure, records: Sequence[Record]) -> bool:
     axes = figure.subplots()
     tenths = [r for r in records if r.figure == "rate of a tenth"]
-    lines: dict[tuple[str, int | str], list[float]] = {}
+    lines: dict[tuple[str, int | str], list[Record]] = {}
     for record in tenths:
-        lines.setdefault((record.system, record.case["batch"]), []).append(record.value)
+        lines.setdefault((record.system, record.case["batch"]), []).append(record)
     styles = dict(zip(dict.fromkeys(batch for _, batch in lines), ("-", "--", ":", "-."), strict=False))
-    for (system, batch), rates in lines.items():
-        shares = [100 * rate / rates[0] for rate in rates]
+    for (system, batch), found in lines.items():
+        # As the table has it: the median of each run's own share.
+        shares = [
+            100 * median(rate / first for rate, first in zip(r.values, found[0].values, strict=True)) for r in found
+        ]
         label = f"{system}, batch {batch}"
-        axes.plot(range(1, len(rates) + 1), shares, styles[batch], marker="o", color=_COLOURS[system], label=label)
+        axes.plot(range(1, len(shares) + 1), shares, styles[batch], marker="o", color=_COLOURS[system], label=label)
     axes.set_ylim(bottom=0)
     axes.set_xticks(range(1, 11), [f"{number * 10} %" for number in range(1, 11)])
     axes.set_xlabel("messages that have passed since the snapshot was taken")
@@ -184,29 +188,33 @@ def _cost(figure: Figure, records: Sequence[Record]) -> bool:
     for axes, (name, title) in zip(figure.subplots(1, len(panels)), panels.items(), strict=True):
         chosen = [r for r in _of_first_payload(records) if r.figure == name]
         _bars(axes, chosen, lambda r: 1.0 if r.system == LIMIT else _ratio(r))
+        _logarithmic(axes, 0.5)
         _one(axes)
         _title(axes, title, f"of a message, over {LIMIT}")
     return True
 
 
-#: Which of the cases a panel shows.
-_PEERS_CASES: dict[str, Callable[[Iterable[Any]], Any]] = {"tenants": min, "at a time": max}
-
-
 def _peers(figure: Figure, records: Sequence[Record]) -> bool:
-    panels = {
-        "worst first-service place": "messages served before the last\nquiet tenant's first one",
-        "messages fetched and completed": "messages a second, completed\nin the best batch, {tenants} tenants",
-        "messages worked on": "messages a second,\nby a worker, {at a time} at a time",
-    }
-    for axes, (name, title) in zip(figure.subplots(1, len(panels)), panels.items(), strict=True):
+    # Of each, the case with the fewest and that with the most.
+    panels: list[tuple[str, str | None, str]] = [
+        ("worst first-service place", None, "messages served before the last\nquiet tenant's first one"),
+        ("messages fetched and completed", "tenants", "messages a second, completed\nin the best batch, {:,} tenants"),
+        ("messages worked on", "at a time", "messages a second,\nby a worker, {} at a time"),
+    ]
+    figure.set_figheight(2 * figure.get_figheight())
+    grid = figure.subplots(2, len(panels))
+    grid[1, 0].set_axis_off()
+    shown = [
+        (grid[row, column], name, key, title, choose)
+        for row, choose in enumerate((min, max))
+        for column, (name, key, title) in enumerate(panels)
+        if row == 0 or key
+    ]
+    for axes, name, key, title, choose in shown:
         chosen = [r for r in records if r.figure == name]
-        # Of the load that all take part in.
-        shown = {
-            key: fixed(r.case[key] for r in chosen) for key, fixed in _PEERS_CASES.items() if key in chosen[0].case
-        }
+        number = choose(r.case[key] for r in chosen) if key else 0
         best: dict[str, Record] = {}
-        for record in (r for r in chosen if shown.items() <= r.case.items()):
+        for record in (r for r in chosen if not key or r.case[key] == number):
             if record.system not in best or record.value > best[record.system].value:
                 best[record.system] = record
         systems = list(reversed(best))
@@ -218,7 +226,7 @@ def _peers(figure: Figure, records: Sequence[Record]) -> bool:
         axes.grid(visible=False)
         axes.margins(x=0.2)
         axes.xaxis.set_major_locator(MaxNLocator(3))
-        axes.set_xlabel(title.format_map(shown), fontsize=10, color=_GREY)
+        axes.set_xlabel(title.format(number), fontsize=10, color=_GREY)
     return True
 
 

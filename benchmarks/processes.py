@@ -11,9 +11,12 @@ from collections.abc import Callable
 from multiprocessing import get_context
 from typing import Any
 
+#: Seconds in which an answer has to come; nothing that is measured takes as long.
+_PATIENCE = 300.0
+
 
 class ProcessFailed(Exception):
-    """A process met an error, or is gone."""
+    """A process met an error, is gone, or doesn't answer."""
 
 
 class Child:
@@ -39,6 +42,8 @@ class Child:
 
     def receive(self) -> Any:
         try:
+            if not self._pipe.poll(_PATIENCE):
+                raise ProcessFailed(f"{self._process.name} has not answered for {_PATIENCE:g} s")
             answer = self._pipe.recv()
         except (EOFError, ConnectionError) as error:
             raise self._gone() from error

@@ -25,7 +25,8 @@ _PASSING = ("time", "revision", "load before", "durable commit")
 _WHOSE_GOALS = """\
 Goals are set for some of the cases: Dequeueing's for 1,000 channels, that of Growth for two sizes, those over peers for
 each one's best batch. What the others come to is in the tables, and isn't always as good. No goal covers CPU, or
-channel-row, a seed that is fair too and faster where messages are taken one at a time.
+channel-row, a seed that is fair too and faster where messages are taken one at a time. Dequeueing's are for a backlog
+that stands, with nobody enqueueing.
 """
 _INTRODUCTION = """\
 How fair and how fast fairqueue is, beside other queues in PostgreSQL. To measure it on your machine:
@@ -258,6 +259,13 @@ def _spread(records: Sequence[Record]) -> str:
         for record in records
         if record.ratio and record.high and record.low is not None and (record.pairs or 0) > 1
     ]
+    runs = [
+        f"{record.system} {_range(record.values)}"
+        for record in records
+        if record.wanted and record.reference is None and len(set(record.values)) > 1
+    ]
+    if runs:
+        return f" Single runs: {', '.join(runs)}."
     if not off:
         return ""
     most = f"{max(off):.0%} off" if max(off) <= 1 else f"{1 + max(off):.0f} times it"

@@ -2,7 +2,7 @@
 
 WAL, buffers, dead tuples, statements, and CPU of server and client, from enqueue to completion. One connection
 enqueues, dequeues and completes, in blocks by turns with the reference. CPU counts nothing of what others do on the
-machine meanwhile, so its ratios are the steadiest here. WAL and the other counters are the server's.
+machine meanwhile. WAL and the other counters are the server's. synchronous_commit is off.
 """
 
 from __future__ import annotations

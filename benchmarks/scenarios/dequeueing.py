@@ -1,11 +1,12 @@
 """Dequeueing
 
 Throughput of dequeue and complete, by batch, consumers and channels. Each figure is a ratio against the queue that
-isn't fair, side by side, with the same backlog at the beginning of each measurement. Before the first one, each queue
-is drained for as long as one takes, in batches of 100, as a long backlog is after a while: fairqueue plans ahead when
-some hundred messages have been served in a row. Nothing is enqueued meanwhile; what taking in news costs is in Cost of
-a message. The limit and fairqueue write a history row an outcome; the published ones write none, or keep the message.
-synchronous_commit "completions" means off for dequeues alone, as fq.Worker has it: a lost lease is only a redelivery.
+isn't fair, side by side, with the same backlog at the beginning of each measurement, and vacuumed: how a queue wears
+is in Growth and Old snapshot. Before the first one, each queue is drained for as long as one takes, in batches of 100,
+as a long backlog is after a while: fairqueue plans ahead when some hundred messages have been served in a row. Nothing
+is enqueued meanwhile; what taking in news costs is in Cost of a message. The limit and fairqueue write a history row an
+outcome; the published ones write none, or keep the message. synchronous_commit "completions" means off for dequeues
+alone, as fq.Worker has it: a lost lease is only a redelivery.
 
 The goals are for 1,000 channels. The queues that aren't ours, but for the limit, are shown beside it: they take one
 message a call (channel-row and the unfair ones), or read the whole backlog.
@@ -14,7 +15,7 @@ message a call (channel-row and the unfair ones), or read the whole backlog.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -97,10 +98,10 @@ def cases(size: Size) -> list[Case]:
 def measure(cells: Sequence[Cell], bench: Bench) -> Iterable[Record]:
     backlog, load, many = _BACKLOG[bench.size.name], cells[0], Task(100, _SECONDS[bench.size.name])
     systems = bench.taking_part(load.systems)
-    fill = Fill(backlog, load.channels, payload_of(load.payload))
+    fills = {system.name: Fill(backlog, load.channels, payload_of(load.payload)) for system in systems}
     with bench.databases(systems) as databases, open_connections(bench.systems, databases) as connections:
         for system in systems:
-            system.fill(connections[system.name], fill)
+            system.fill(connections[system.name], fills[system.name])
             system.settle(connections[system.name])
             bench.consumers.run(4, databases[system.name], system.name, many)
 
@@ -108,13 +109,13 @@ def measure(cells: Sequence[Cell], bench: Bench) -> Iterable[Record]:
             system, connection = bench.systems[name], connections[name]
             missing = backlog - system.backlog(connection)
             if missing > 0:
-                system.fill(connection, replace(fill, messages=missing))
+                fills[name] = fills[name].more(missing)
+                system.fill(connection, fills[name])
+            bench.vacuum(connection)
             task = Task(cell.batch, _SECONDS[bench.size.name], durability=cell.durability)
             return rate(bench.consumers.run(cell.consumers, databases[name], name, task))
 
         for cell in cells:
-            for system in systems:
-                bench.vacuum(connections[system.name])
             bench.place.checkpoint()
             rates = alternate([system.name for system in systems], bench.size.rounds, partial(once, cell))
             yield from _records(cell, rates)

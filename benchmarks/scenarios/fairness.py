@@ -163,7 +163,7 @@ def _waits(
 def _serve(
     bench: Bench, channels: Sequence[str], batch: int, consumers: int, *, systems: Sequence[str], work: float = 0.0
 ) -> dict[str, list[list[tuple[float, str]]]]:
-    """For each system and repetition: seconds since the first service and channel, in the order of service."""
+    """For each system and repetition: seconds since the consumers began and channel, in the order of service."""
     rows = [(channel, bench.payload) for channel in channels]
     unfinished: set[str] = set()
 
@@ -195,14 +195,16 @@ def _serve(
     return {name: orders for name, orders in runs.items() if name not in unfinished}
 
 
-def in_order(outcomes: Iterable[Outcome]) -> list[tuple[float, str]]:
+def in_order(outcomes: Sequence[Outcome]) -> list[tuple[float, str]]:
+    """Seconds since the first consumer began and channel, in the order of service."""
+    start = min(outcome.begun for outcome in outcomes)
     served = sorted((*entry[:1], consumer, *entry[1:]) for consumer, o in enumerate(outcomes) for entry in o.order)
     # A batch has one time, that of its first message: it was taken in one go.
     begun: dict[tuple[int, int], float] = {}
     for at, consumer, call, _place, _channel in served:
         begun.setdefault((consumer, call), at)
     served.sort(key=lambda entry: (begun[entry[1], entry[2]], *entry[1:4]))
-    return [(begun[entry[1], entry[2]] - served[0][0], entry[4]) for entry in served]
+    return [(begun[entry[1], entry[2]] - start, entry[4]) for entry in served]
 
 
 def jain_over_windows(sizes: Mapping[str, int], order: Sequence[str]) -> list[float]:

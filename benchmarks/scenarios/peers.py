@@ -1,24 +1,25 @@
 """Peers: fairness and throughput beside queues from package registries
 
 Each in a database of its own on the same server, with the same settings and durability, by turns; ours is in every
-round. The payloads have 100 bytes, the tables are vacuumed and analyzed after a backlog was made.
+round. The payloads have 100 bytes, the tables are vacuumed and analyzed before each measurement, after the backlog was
+filled up.
 
 * *Fairness*: messages of one noisy tenant, then as many of 19 quiet ones; four consumers that take ten at a time (one
   where a call fetches one), or the peer's own worker. Commits don't wait for the disk, as places have no time in them.
 * *Fetch and complete*: four consumer processes call what the peer has for fetching and completing, in batches, for a
   part of a second or until nothing is left. Handlers, heartbeats and polling don't take part; the calls of asyncio are
   made one after the other in an event loop that each consumer keeps. The limit, which is no peer, shows how far one
-  could come here without being fair.
+  table comes here without being fair, with history.
 * *Workers*: who only has a worker runs it in one process with a handler that does nothing, 4 or 100 messages at a time
   (Chancy: one a tenant, in a queue for each). The rate is that of completions, from the first message's beginning until
   none is left or the time is over. Ours has a plain handler, in threads. It is there twice: with `prefetch=100`, which
   has so many more stand by, for handlers that take no time, and as it is by default, with as many as the others.
 
 Ours is to be three times as fast as what tries to be fair, and as fast as other Python packages in their best batch,
-or with as many at a time as suits them best. Who keeps finished messages (DBOS, Chancy, Awa, Oban, pg-boss; PgQueuer a
-log, ours a history) does so here. Consumers wait for the disk at each fetch, as at each completion; fq.Worker doesn't
-for its dequeues, as a lost lease is only a redelivery. pg-boss is spoken to by a pipe, as it runs in Node.js. The order
-in which peers serve is that in which their calls return.
+or with as many at a time as suits them best; so is our worker as it is by default. Who keeps finished messages (DBOS,
+Chancy, Awa, Oban, pg-boss; PgQueuer a log, ours a history) does so here. Consumers wait for the disk at each fetch, as
+at each completion; fq.Worker doesn't for its dequeues, as a lost lease is only a redelivery. pg-boss is spoken to by a
+pipe, as it runs in Node.js. The order in which peers serve is that in which their calls return.
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ def fetching(load: Load, bench: Bench) -> Iterable[Record]:
     systems = _taking_part(bench, (OURS, LIMIT, *_FETCHED))
     seconds, _ = _SECONDS[bench.size.name]
     found: dict[int, dict[str, list[float]]] = {}
-    begun: dict[str, int] = {}
+    fills = dict.fromkeys(systems, Fill(0, load.tenants, bench.payload))
     with _databases(bench, systems) as database:
 
         def once(name: str, batch: int) -> float:
@@ -143,12 +144,11 @@ def fetching(load: Load, bench: Bench) -> Iterable[Record]:
             with _connected(system, dsn) as connection:
                 missing = load.messages - system.backlog(connection)
                 if missing > 0:
-                    system.fill(connection, Fill(missing, load.tenants, bench.payload))
-                if name not in begun:
-                    system.settle(connection)
-            if begun.get(name) != batch:
-                begun[name] = batch
-                _vacuum(dsn)
+                    fill = fills[name] = fills[name].more(missing)
+                    system.fill(connection, fill)
+                    if fill.start == 0:
+                        system.settle(connection)
+            _vacuum(dsn)
             return rate(bench.consumers.run(_CONSUMERS, dsn, name, Task(batch, seconds)))
 
         for batch in load.batches:
@@ -210,7 +210,7 @@ def _ratios(
     case: Mapping[str, int | str],
     varied: str,
 ) -> Iterator[Record]:
-    """The rates found with each number of what was varied, and ours over the others'. The goals are the first one's."""
+    """The rates found with each number of what was varied, and ours over the others'."""
     best = {
         name: max((number for number in found if name in found[number]), key=lambda number: median(found[number][name]))
         for name in {name for rates in found.values() for name in rates}
@@ -222,7 +222,7 @@ def _ratios(
         for mine in ours:
             over = f"{figure}, over the peer" if mine == ours[0] else f"{figure} by {mine}, over the peer"
             for name in (name for name in rates if mine in rates and name not in ours):
-                wanted = _wanted(systems[name], best[name] == number) if mine == ours[0] else None
+                wanted = _wanted(systems[name], best[name] == number)
                 yield ratio_record(over, mine, where, rates[mine], "1/s", reference=name, of=rates[name], wanted=wanted)
 
 

@@ -3,6 +3,7 @@
 The time of one dequeue at each backlog and number of channels, over that in a small database, as in Growth; the goal is
 set there, for two of these sizes. There is one database for each number of channels, which is filled up from backlog to
 backlog; messages are dealt out to the channels in turn, so where there are as many channels as messages each has one.
+What is taken is filled up again, where the last ones were dealt out. synchronous_commit is off.
 
 A call for many messages is quick where they come from few channels: several of a channel are scheduled at once.
 """
@@ -70,12 +71,12 @@ def measure(channels: int, bench: Bench) -> Iterable[Record]:
     numbers = _NUMBERS[bench.size.name]
     messages, few = numbers.small
     for system in bench.taking_part([OURS]):
-        with open_pair(bench, system, Calls(numbers.calls, numbers.patience, few)) as pair:
-            system.fill(pair.connections[SMALL], Fill(messages, few, bench.payload))
+        with open_pair(bench, system, Calls(numbers.calls, numbers.patience)) as pair:
+            pair.fill(SMALL, Fill(messages, few, bench.payload))
             pair.settle(SMALL)
-            backlog = 0
+            large, backlog = Fill(0, channels, bench.payload), 0
             for wanted in numbers.backlogs[channels]:
-                system.fill(pair.connections[LARGE], Fill(wanted - backlog, channels, bench.payload))
+                pair.fill(LARGE, pair.fills.get(LARGE, large).more(wanted - backlog))
                 pair.settle(LARGE)
                 backlog = wanted
                 case: dict[str, int | str] = {"messages": backlog, "channels": channels}

@@ -12,8 +12,8 @@ import json
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple, Self
 
 import psycopg
 
@@ -42,6 +42,16 @@ class Fill:
     prefix: str = "c"
     #: They are not to be served before so many milliseconds have passed.
     delay_ms: int = 0
+    #: The number of the first message.
+    start: int = 0
+
+    def more(self, messages: int) -> Self:
+        """What goes on where this one ends, so that the channels which have had most served get new messages."""
+        return replace(self, messages=messages, start=self.start + self.messages)
+
+    @property
+    def numbers(self) -> range:
+        return range(self.start, self.start + self.messages)
 
 
 class System(ABC):
@@ -81,7 +91,7 @@ class System(ABC):
 
     def fill(self, connection: Any, fill: Fill) -> None:
         """Make a backlog, in the quickest way that leaves things as if the messages had been enqueued one by one."""
-        rows = [(f"{fill.prefix}{i % fill.channels}", fill.payload) for i in range(fill.messages)]
+        rows = [(f"{fill.prefix}{i % fill.channels}", fill.payload) for i in fill.numbers]
         self.enqueue(connection, rows)
 
     def settle(self, connection: Any) -> None:  # noqa: B027
@@ -132,8 +142,8 @@ class SQLSystem(System):
             )
 
     def fill(self, connection: psycopg.Connection[Any], fill: Fill) -> None:
-        for start in range(0, fill.messages, self.chunk):
-            values = {**vars(fill), "start": start, "messages": min(self.chunk, fill.messages - start)}
+        for start in fill.numbers[:: self.chunk]:
+            values = {**vars(fill), "start": start, "messages": min(self.chunk, fill.numbers.stop - start)}
             connection.execute(self.fill_sql.encode(), values)
 
     def dequeue(

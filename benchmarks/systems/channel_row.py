@@ -157,7 +157,7 @@ class ChannelRow(SQLSystem):
 
     def fill(self, connection: psycopg.Connection[Any], fill: Fill) -> None:
         names = "SELECT %(prefix)s || i FROM generate_series(0, %(last)s) i"
-        self._create(connection, names, {"prefix": fill.prefix, "last": min(fill.channels, fill.messages) - 1})
+        self._create(connection, names, {"prefix": fill.prefix, "last": min(fill.channels, fill.numbers.stop) - 1})
         super().fill(connection, fill)
 
     def _create(self, connection: psycopg.Connection[Any], names: str, values: dict[str, Any]) -> None:
