@@ -49,7 +49,7 @@ _ENQUEUE = "INSERT (queue, channel, key, payload, body, dequeue_at, cost, max_at
 # The rights of each kind: a privilege, and what it is on. {} is the schema.
 # Defaults of columns and statements of ours call these functions as their caller. They are everybody's, unless the
 # database was hardened: ALTER DEFAULT PRIVILEGES REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC.
-_BASIC = ("USAGE ON SCHEMA {}", "EXECUTE ON FUNCTION {0}.clock, {0}.unix_ms, {0}.schema_version")
+_BASIC = ("USAGE ON SCHEMA {}", "EXECUTE ON FUNCTION {0}.clock, {0}.unix_ms, {0}.schema_version, {0}.schema_serves")
 _RIGHTS: dict[Kind, tuple[str, ...]] = {
     "producer": (
         _ENQUEUE,

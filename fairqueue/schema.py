@@ -136,15 +136,28 @@ def installed_version(connection: Connection, schema: str | None = None) -> int:
     return run(connection, f"SELECT {quote(schema)}.schema_version()").scalar() or 0
 
 
-def verify(connection: Connection, schema: str | None = None) -> None:
-    """Raise :class:`SchemaVersionError` unless ``schema`` holds the version that this library works with.
+def works_with(connection: Connection, schema: str, found: int) -> bool:
+    """Whether this library does with the installed version: its own, or a later one that still serves it."""
+    if found <= HEAD:
+        return found == HEAD
+    oldest: int = run(connection, f"SELECT {quote(schema)}.schema_serves()").scalar_one()
+    return oldest <= HEAD
 
+
+def verify(connection: Connection, schema: str | None = None) -> None:
+    """Raise :class:`SchemaVersionError` unless this library works with the version that ``schema`` holds.
+
+    That is its own, or a later one that says so: between a migration and the deployment old programs are started, too.
     Call it once when a program starts. The message says which revision to write.
     """
     schema = chosen(connection, schema)
     found = installed_version(connection, schema)
-    if found == HEAD:
-        return
+    if not works_with(connection, schema, found):
+        raise mismatch(schema, found)
+
+
+def mismatch(schema: str, found: int) -> SchemaVersionError:
+    """The error that says what to do about the version that was found, which is not this library's."""
     if found == 0:
         problem = f"schema {schema!r} has no fairqueue: write a revision with op.create_fairqueue({HEAD})"
     elif found < HEAD:
@@ -158,13 +171,14 @@ def verify(connection: Connection, schema: str | None = None) -> None:
             f" upgrade the package, or write a revision with op.downgrade_fairqueue({found}, {HEAD}) while the newer"
             " package is installed"
         )
-    raise SchemaVersionError(problem)
+    return SchemaVersionError(problem)
 
 
 def install(connection: Connection, schema: str | None = None) -> None:
     """Install the current version into ``schema`` within the caller's transaction; nothing if it is there already.
 
-    Raises :class:`SchemaVersionError` when another version is there. Installs that run at the same time are safe.
+    Raises :class:`SchemaVersionError` as :func:`verify` does when another version is there. Installs that run at the
+    same time are safe.
     """
     check_dialect(connection.dialect)
     schema = chosen(connection, schema)

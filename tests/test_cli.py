@@ -269,9 +269,10 @@ class TestMigrate:
 
     def test_goes_by_the_version_that_is_there(self, run: Run, engine: Engine) -> None:
         with engine.begin() as connection:
-            connection.exec_driver_sql(
-                "CREATE OR REPLACE FUNCTION fairqueue.schema_version() RETURNS integer LANGUAGE sql IMMUTABLE RETURN 99"
-            )
+            for name in ("version", "serves"):
+                connection.exec_driver_sql(
+                    f"CREATE OR REPLACE FUNCTION fairqueue.schema_{name}() RETURNS integer LANGUAGE sql RETURN 99"
+                )
         for command in ("migrate", "status", "check"):
             assert "holds version 99" in run(command, code=1).stderr
             assert "upgrade the package" in run(command, code=1).stderr

@@ -224,9 +224,10 @@ class TestHostModels:
     def test_wrong_version_is_told(self, engine: Engine) -> None:
         base, _ = host()
         with engine.begin() as connection:
-            connection.execute(
-                text("CREATE OR REPLACE FUNCTION fairqueue.schema_version() RETURNS int LANGUAGE sql RETURN 99")
-            )
+            for name in ("version", "serves"):
+                connection.execute(
+                    text(f"CREATE OR REPLACE FUNCTION fairqueue.schema_{name}() RETURNS int LANGUAGE sql RETURN 99")
+                )
         with pytest.raises(fq.SchemaVersionError, match="holds version 99"):
             base.metadata.create_all(engine)
 

@@ -106,6 +106,7 @@ ACTS: dict[str, tuple[set[str], str]] = {
     "feed_move": (PIPELINE, "SELECT {q}.feed_move('archive', '7', 7)"),
     "feed_forget": (OPERATOR, "SELECT {q}.feed_forget('archive')"),
     "write feeds": (set(), "DELETE FROM {q}.feed"),
+    "schema_serves": (EVERYBODY, "SELECT {q}.schema_serves()"),
     "schema_version": (EVERYBODY, "SELECT {q}.schema_version()"),
     "clock": (EVERYBODY, "SELECT {q}.unix_ms({q}.clock())"),
     "replace the clock": (set(), "CREATE OR REPLACE FUNCTION {q}.clock() RETURNS timestamptz RETURN now()"),
@@ -240,7 +241,7 @@ def test_rights(granted: Roles) -> None:
         found = granted.owner.execute(query.encode(), {"place": granted.place, "role": granted.name(kind)})
         return {(name, privilege) for name, privilege in found if not name.startswith("history_2")}
 
-    basic = {(name, "EXECUTE") for name in ("clock", "unix_ms", "schema_version")}
+    basic = {(name, "EXECUTE") for name in ("clock", "unix_ms", "schema_version", "schema_serves")}
     assert rights("producer") == {
         *basic,
         *((f"message.{name}", "INSERT") for name in GIVEN),

@@ -276,10 +276,9 @@ class TestInstall:
 
 
 class TestVersion:
-    def fake(self, engine: Engine, version: int) -> None:
-        run(
-            engine, [f"CREATE OR REPLACE FUNCTION fairqueue.schema_version() RETURNS int LANGUAGE sql RETURN {version}"]
-        )
+    def fake(self, engine: Engine, version: int, serves: int = schema.HEAD) -> None:
+        fake = "CREATE OR REPLACE FUNCTION fairqueue.schema_{} RETURNS int LANGUAGE sql RETURN {}"
+        run(engine, [fake.format("version()", version), fake.format("serves()", serves)])
 
     def test_none(self, empty: Engine) -> None:
         with empty.connect() as connection, pytest.raises(fq.SchemaVersionError) as error:
@@ -297,8 +296,16 @@ class TestVersion:
             assert "holds version 3 of fairqueue, this library needs 7" in str(error.value)
             assert "op.upgrade_fairqueue(3, 7)" in str(error.value)
 
-    def test_newer(self, engine: Engine) -> None:
+    def test_newer_but_good_for_this_one(self, engine: Engine) -> None:
+        """Between migration and deployment, a program that is started again goes on."""
         self.fake(engine, 99)
+        with engine.begin() as connection:
+            fq.verify(connection)
+            schema.install(connection)
+            assert schema.installed_version(connection) == 99
+
+    def test_newer(self, engine: Engine) -> None:
+        self.fake(engine, 99, serves=schema.HEAD + 1)
         for act in (schema.verify, schema.install):
             with engine.connect() as connection, pytest.raises(fq.SchemaVersionError) as error:
                 act(connection)

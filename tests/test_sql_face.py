@@ -88,6 +88,7 @@ class TestMessageCreate:
             "channel_set": "name text, queue text DEFAULT 'default'::text, weight double precision DEFAULT NULL",
             "queue_set": "name text, max_concurrency integer DEFAULT NULL::integer, paused boolean",
             "schema_version": "",
+            "schema_serves": "",
         }.items():
             assert signatures[name].startswith(leading), name
 

@@ -27,7 +27,7 @@ from sqlalchemy import MetaData
 from fairqueue.errors import InvalidValue
 from fairqueue.installation import Installation
 from fairqueue.installation import installations as attached
-from fairqueue.schema import installed_version, verify
+from fairqueue.schema import installed_version, mismatch
 
 from .ops import FairqueueOp, move
 
@@ -64,7 +64,7 @@ def compare(context: AutogenContext, upgrade_ops: UpgradeOps) -> PriorityDispatc
             continue
         found = installed_version(context.connection, installation.schema)
         if found > installation.version:
-            verify(context.connection, installation.schema)  # says what to do
+            raise mismatch(installation.schema, found)
         if found != installation.version:
             upgrade_ops.ops.append(move(found, installation.version, installation.schema))
     return PriorityDispatchResult.CONTINUE

@@ -73,18 +73,20 @@ class Target:
         return found
 
     def _check_version(self, session: Session) -> None:
-        from fairqueue.schema import HEAD
+        from fairqueue.schema import HEAD, installed_version, works_with
 
-        found = self.version(session.connection())
+        connection = session.connection()
+        if works_with(connection, self.schema, installed_version(connection, self.schema)):
+            return
+        found = self.version(connection)
         if found == 0:
             raise Failed(
                 f"schema {self.schema!r} has no fairqueue; run `fairqueue migrate`, or name another by --schema"
             )
-        if found < HEAD:
-            raise Failed(
-                f"schema {self.schema!r} holds version {found} of fairqueue, this program needs {HEAD};"
-                " run `fairqueue migrate`, or the application's own migrations"
-            )
+        raise Failed(
+            f"schema {self.schema!r} holds version {found} of fairqueue, this program needs {HEAD};"
+            " run `fairqueue migrate`, or the application's own migrations"
+        )
 
 
 pass_target = click.make_pass_decorator(Target)
