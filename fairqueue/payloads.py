@@ -10,7 +10,7 @@ A message class says which::
         path: str
         pages: int
 
-    class UploadMessage(fq.TypedMessage[Upload], payload_type=Upload):
+    class UploadMessage(fq.TypedMessage[Upload]):
         pass
 
     session.add(UploadMessage(channel="acme", payload=Upload("a.pdf", 3)))
@@ -18,8 +18,13 @@ A message class says which::
         message.payload.pages
 
 Pydantic models and every other type that Pydantic knows (dataclasses, TypedDicts, unions) are validated on the way in
-and on the way out when Pydantic is installed. Without it, dataclasses are written with :func:`dataclasses.asdict` and
-built by calling the class, so a nested dataclass comes back as a dict.
+and on the way out when Pydantic is installed. They are written by the names of their fields, not their aliases, and
+without what is computed; what could not be read back is refused when it is written. Without Pydantic, dataclasses are
+written with :func:`dataclasses.asdict` and built by calling the class, so a nested dataclass comes back as a dict.
+JSON's own types, as in ``TypedMessage[dict[str, int]]``, are for type checkers alone. What is in the brackets can also
+be given, or given otherwise, as ``class UploadMessage(fq.TypedMessage[Upload], payload_type=Upload)``.
+
+Limitations: secrets are no payload. Pydantic writes a ``SecretStr`` as asterisks, and that is what comes back.
 
 All types share the table: JSON is kept in the column ``payload`` (jsonb), bytes in ``body`` (bytea).
 """
@@ -30,7 +35,9 @@ import dataclasses
 import json
 import re
 from collections.abc import Callable
-from typing import Any, NamedTuple, NoReturn
+from functools import partial
+from types import NoneType
+from typing import Any, ForwardRef, NamedTuple, NoReturn, TypeVar, get_args, get_origin
 
 from sqlalchemy import ColumnElement, Dialect, LargeBinary, Text, cast, type_coerce
 from sqlalchemy.dialects.postgresql import JSONB
@@ -38,10 +45,13 @@ from sqlalchemy.types import TypeDecorator, TypeEngine
 
 from .errors import InvalidValue
 
-__all__ = ["MAX_BYTES", "BytesPayload", "JSONPayload", "payload_column_type"]
+__all__ = ["MAX_BYTES", "BytesPayload", "JSONPayload", "declared_payload_type", "payload_column_type"]
 
 #: The largest payload, in bytes of its JSON text or of its body.
 MAX_BYTES = 64 * 1024 * 1024
+
+#: What is JSON as it is, and typing's word for anything.
+_JSON_TYPES = (Any, dict, list, str, int, float, bool, NoneType)
 
 # How JSON text writes a NUL character, which PostgreSQL's jsonb can't hold: after no or escaped backslashes.
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
@@ -95,6 +105,10 @@ class JSONPayload(TypeDecorator[Any]):
             json_text(value, self.field)
         return value
 
+    def coerce_compared_value(self, op: Any, value: Any) -> Any:
+        # As SQLAlchemy asks of a decorated JSON type: what stands beside ->, ? or @> is no payload itself.
+        return self.impl_instance.coerce_compared_value(op, value)
+
     def later(self, data: Any) -> Any:
         """What stands for ``data`` until somebody reads it."""
         return data
@@ -125,16 +139,16 @@ class ObjectPayload(JSONPayload):
     def __init__(self, payload_type: Any) -> None:
         super().__init__()
         self.payload_type = payload_type
-        self._dump, self._load = _converters(payload_type)
+        self._conversion = _Conversion(payload_type)
 
     def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
-        return None if value is None else super().process_bind_param(self._dump(value), dialect)
+        return None if value is None else super().process_bind_param(self._conversion.dump(value), dialect)
 
     def process_result_value(self, value: Any, dialect: Dialect) -> Any:
-        return None if value is None else self._load(value)
+        return None if value is None else self._conversion.load(value)
 
     def later(self, data: Any) -> Any:
-        return None if data is None else Unread(data, self._load)
+        return None if data is None else Unread(data, self._conversion.load)
 
 
 class JSONText(TypeDecorator[Any]):
@@ -159,7 +173,7 @@ class JSONText(TypeDecorator[Any]):
             data = deserialize(value)
         except Exception as error:  # noqa: BLE001 - whatever the engine's own deserializer raises
             problem = f"the stored {self.stored.field} is JSON that can't be read: {type(error).__name__}: {error}"
-            return Unread(value, lambda _: _refuse(problem))
+            return Unread(value, partial(_refuse, problem))
         return self.stored.later(data)
 
 
@@ -178,35 +192,66 @@ def lazily(column: ColumnElement[Any], column_type: TypeEngine[Any] | None = Non
     return type_coerce(column, column_type)
 
 
+def declared_payload_type(message_type: type) -> Any:
+    """The ``Upload`` of ``class UploadMessage(TypedMessage[Upload])``; Any where that is left open, or is JSON."""
+    for base in getattr(message_type, "__orig_bases__", ()):
+        found = next(iter(get_args(base)), Any)
+        if isinstance(found, str | ForwardRef):
+            raise InvalidValue(f"{message_type.__name__} needs a payload_type=, as its payload's type is only named")
+        if not isinstance(found, TypeVar) and (get_origin(found) or found) not in _JSON_TYPES:
+            return found
+    return Any
+
+
+class _Conversion:
+    """How objects of a type become plain JSON data and back. Can be sent to another process, as the type can."""
+
+    def __init__(self, payload_type: Any) -> None:
+        self.payload_type = payload_type
+        self.dump, self._build = _converters(payload_type)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.payload_type,)
+
+    def load(self, data: Any) -> Any:
+        try:
+            return self._build(data)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidValue(f"the stored payload is no {self.payload_type!r}: {error}") from error
+
+
 def _converters(payload_type: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
     """How to turn an object into plain JSON data and back."""
     try:
         from pydantic import TypeAdapter
     except ImportError:
         if dataclasses.is_dataclass(payload_type) and isinstance(payload_type, type):
-            return dataclasses.asdict, lambda data: _reading(payload_type, lambda: payload_type(**data))
+            return dataclasses.asdict, lambda data: payload_type(**data)
         raise InvalidValue(
             f"payload_type {payload_type!r} needs Pydantic (pip install 'fairqueue[pydantic]');"
             " without it a payload is JSON, bytes or a dataclass"
         ) from None
     adapter: TypeAdapter[Any] = TypeAdapter(payload_type)
 
+    def build(data: Any) -> Any:
+        # From JSON text, not from the data: strict types, and those with a form for JSON only, tell the difference.
+        return adapter.validate_json(json.dumps(data), by_alias=True, by_name=True)
+
     def dump(value: Any) -> Any:
         try:
-            return adapter.dump_python(adapter.validate_python(value), mode="json", warnings="error")
+            data = adapter.dump_python(
+                adapter.validate_python(value), mode="json", by_alias=False, round_trip=True, warnings="error"
+            )
         except ValueError as error:  # as Pydantic's own errors are
             raise InvalidValue(f"payload must be {payload_type!r}: {error}") from error
+        try:
+            build(data)
+        except (ValueError, RecursionError) as error:
+            raise InvalidValue(f"payload can't be read back as {payload_type!r} once it is written: {error}") from error
+        return data
 
-    # From JSON text, not from the data: strict types, and those with a form for JSON only, tell the difference.
-    return dump, lambda data: _reading(payload_type, lambda: adapter.validate_json(json.dumps(data)))
-
-
-def _reading(payload_type: Any, convert: Callable[[], Any]) -> Any:
-    try:
-        return convert()
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidValue(f"the stored payload is no {payload_type!r}: {error}") from error
+    return dump, build
 
 
-def _refuse(problem: str) -> NoReturn:
+def _refuse(problem: str, _data: Any) -> NoReturn:
     raise InvalidValue(problem)

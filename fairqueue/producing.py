@@ -79,6 +79,9 @@ T = TypeVar("T")
 
 OnConflict = Literal["raise", "ignore", "replace"]
 
+#: Where a session has several databases, its messages' is asked.
+_BIND = {"mapper": Message}
+
 
 def enqueue(
     session: SyncSession | AnyAsyncSession,
@@ -182,7 +185,7 @@ def enqueue_unique(
 
     def run(session: Session) -> int:
         session.flush()
-        return session.scalars(statement).one()
+        return session.scalars(statement, bind_arguments=_BIND).one()
 
     return _run(_session(session), run)
 
@@ -225,7 +228,7 @@ def enqueue_many(
 
     def run(session: Session) -> list[Any]:
         session.flush()
-        return list(session.scalars(statement))
+        return list(session.scalars(statement, bind_arguments=_BIND))
 
     return _run(_session(session), run)
 
@@ -245,7 +248,7 @@ def enqueue_copy(session: SyncSession | AnyAsyncSession, rows: Iterable[MessageR
 
     def run(session: Session) -> int:
         session.flush()
-        connection = session.connection()
+        connection = session.connection(bind_arguments=_BIND)
         driver = connection.connection.driver_connection
         if type(driver).__module__.partition(".")[0] != "psycopg":  # nor psycopg2, whose cursor has another copy
             raise FairqueueError(
@@ -315,7 +318,10 @@ def _run(session: Any, function: Callable[[Session], T]) -> T | Awaitable[T]:
 
 def _message_table(session: Session) -> str:
     """The name of the message table in the schema that the session's statements go to."""
-    options = {**session.connection().get_execution_options(), **getattr(session, "execution_options", {})}
+    options = {
+        **session.connection(bind_arguments=_BIND).get_execution_options(),
+        **getattr(session, "execution_options", {}),
+    }
     return f"{quote(schema_of(options))}.message"
 
 

@@ -12,7 +12,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, make_url, select, text
+from sqlalchemy import Engine, create_engine, make_url, select, text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
@@ -241,9 +242,40 @@ class TestCopy:
         driver = type("connection", (), {"__module__": "psycopg2.extensions"})()
         connection = SimpleNamespace(connection=SimpleNamespace(driver_connection=driver))
         session: Any = Session()
-        session.connection = lambda: connection
+        session.connection = lambda **_: connection
         with pytest.raises(fq.FairqueueError, match=r"is of psycopg2\.extensions: use enqueue_many"):
             fq.enqueue_copy(session, [])
+
+
+class TestAddedAgain:
+    """As a retry loop does it: what the server gave the message in the transaction before is not sent again."""
+
+    @pytest.mark.parametrize("savepoint", [True, False])
+    def test_after_a_rollback(self, session: Session, savepoint: bool) -> None:
+        message = fq.Message("acme", {"doc": 1}, priority=3, key="k")
+        begun = session.begin_nested() if savepoint else session
+        session.add(message)
+        session.flush()
+        before = message.id
+        assert (message.attempt, message.leased_until, message.state) == (0, None, None)
+        begun.rollback()
+        session.add(message)
+        session.commit()
+        assert message.id > before
+        leased = session.scalars(fq.dequeue()).one()
+        assert (leased.id, leased.payload, leased.key, leased.dequeue_at) == (message.id, {"doc": 1}, "k", -3)
+
+    def test_merging_what_is_gone(self, session: Session) -> None:
+        """Is refused, as it ever was: it would be enqueued a second time."""
+        message = fq.enqueue(session, "acme")
+        session.commit()
+        session.refresh(message)
+        session.expunge(message)
+        session.execute(fq.complete(session.scalars(fq.dequeue()).one()))
+        session.commit()
+        session.merge(message)
+        with pytest.raises(DBAPIError, match="cannot insert a non-DEFAULT value"):
+            session.flush()
 
 
 class TestSessions:
@@ -305,6 +337,17 @@ class TestSessions:
 
         asyncio.run(main())
         assert rows(observer(raw, database_url)) == {}
+
+    def test_several_databases(self, engine: Engine) -> None:
+        """Each model has its own: the messages' is found by their mapper."""
+        nowhere = create_engine("postgresql+psycopg://nobody@nowhere.invalid/app")
+        with Session(nowhere, binds={fq.Message: engine}) as session:
+            fq.enqueue(session, "acme", 1)
+            fq.enqueue_unique(session, "acme", 2, key="k")
+            fq.enqueue_many(session, [{"channel": "acme", "payload": 3}])
+            fq.enqueue_copy(session, [{"channel": "acme", "payload": 4}])
+            found = session.scalars(fq.dequeue(limit=9), bind_arguments={"mapper": fq.Message}).all()
+            assert [message.payload for message in found] == [1, 2, 3, 4]
 
     def test_another_schema(self, engine: Engine) -> None:
         """COPY, which SQLAlchemy doesn't write, goes where the other statements go."""

@@ -8,7 +8,7 @@ host's models may still refer to them::
     class Invoice(Base):
         __tablename__ = "invoice"
         id: Mapped[int] = mapped_column(primary_key=True)
-        message_id: Mapped[int | None] = mapped_column(ForeignKey(fq.Message.id, ondelete="SET NULL"))
+        message_id: Mapped[int | None] = mapped_column(ForeignKey(fq.Message.id, ondelete="SET NULL"), index=True)
         message: Mapped[fq.Message | None] = relationship(fq.Message)
 
     session.add(fq.Message(channel="acme", payload={"invoice": 7}))
@@ -21,8 +21,11 @@ messages with others. :func:`fairqueue.enqueue_many` takes any mixture in one st
 The tables are called ``fairqueue.<name>``. For an installation in another schema run the statements with
 :func:`in_schema`.
 
-Limitations: a message is read by its worker as a :class:`fairqueue.LeasedMessage`, a value, not as one of these
-entities: an entity that is refreshed after its lease ran out would show, and let you complete, another worker's lease.
+Limitations: a foreign key to a message is followed whenever one is completed, or becomes a dead letter, so its column
+needs an index; and a trigger that this fires on the host's table runs with the queue's ``search_path``, so its function
+has to have one of its own (``ALTER FUNCTION ... SET search_path``). A message is read by its worker as a
+:class:`fairqueue.LeasedMessage`, a value, not as one of these entities: an entity that is refreshed after its lease ran
+out would show, and let you complete, another worker's lease.
 """
 
 from .base import XID8, Base, check_name, check_number, in_schema

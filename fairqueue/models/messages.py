@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import Any, Generic
+from typing import TYPE_CHECKING, Any, Generic
 
 from sqlalchemy import (
     BigInteger,
+    ClauseElement,
+    Connection,
     DateTime,
     Double,
     Identity,
@@ -15,14 +17,16 @@ from sqlalchemy import (
     MetaData,
     PrimaryKeyConstraint,
     Text,
+    event,
+    inspect,
     text,
 )
-from sqlalchemy.orm import Mapped, mapped_column, validates
+from sqlalchemy.orm import InstanceState, Mapped, Mapper, mapped_column, validates
 from sqlalchemy.types import TypeEngine
 from typing_extensions import TypeVar
 
 from fairqueue.errors import InvalidValue
-from fairqueue.payloads import BytesPayload, JSONPayload, payload_column_type
+from fairqueue.payloads import BytesPayload, JSONPayload, declared_payload_type, payload_column_type
 from fairqueue.schedule import YEAR, Delay, check_seconds
 from fairqueue.schedule import dequeue_at as _dequeue_at
 from fairqueue.schema import DEFAULT_SCHEMA
@@ -33,6 +37,13 @@ __all__ = ["Message", "TypedMessage", "check_backoff", "check_cost", "check_key"
 
 P = TypeVar("P", default=Any)
 T = TypeVar("T")
+
+_UNSAID: Any = object()
+#: The columns that a producer doesn't write.
+_NOT_GIVEN = (
+    *("id", "attempt", "forgiven", "leased_until", "first_leased_at", "leased_at", "worker", "counted", "state"),
+    *("error", "created_at"),
+)
 
 
 def _left_out(column_type: TypeEngine[T]) -> TypeEngine[T]:
@@ -89,7 +100,7 @@ class TypedMessage(Base, Generic[P]):
     error: Mapped[str | None] = mapped_column(_left_out(Text()))
     created_at: Mapped[datetime] = mapped_column(DateTime(timezone=True), server_default=NOW)
 
-    def __init_subclass__(cls, payload_type: Any = None, **kw: Any) -> None:
+    def __init_subclass__(cls, payload_type: Any = _UNSAID, **kw: Any) -> None:
         mapped = [base.__name__ for base in cls.__mro__[1:] if "__mapper__" in vars(base)]
         if mapped:
             raise InvalidValue(f"{cls.__name__} must derive from TypedMessage[...] itself, not from {mapped[0]}")
@@ -97,6 +108,8 @@ class TypedMessage(Base, Generic[P]):
             # Another view of the same table: a table object of its own, in a MetaData of its own.
             cls.metadata = MetaData(schema=DEFAULT_SCHEMA)
             cls.__tablename__ = "message"
+            if payload_type is _UNSAID:
+                payload_type = declared_payload_type(cls)
             column_type = payload_column_type(payload_type)
             if payload_type is bytes:
                 cls.payload = mapped_column("body", column_type, nullable=True)
@@ -145,6 +158,10 @@ class TypedMessage(Base, Generic[P]):
     def _check_name(self, field: str, value: str) -> str:
         return check_name(field, value)
 
+    @validates("dequeue_at")
+    def _check_dequeue_at(self, field: str, value: Any) -> Any:
+        return value if isinstance(value, ClauseElement) else _dequeue_at(dequeue_at=value)
+
     @validates("cost")
     def _check_cost(self, field: str, value: float) -> float:
         return check_cost(value)
@@ -160,6 +177,19 @@ class TypedMessage(Base, Generic[P]):
     @validates("backoff")
     def _check_backoff(self, field: str, value: float | timedelta | None) -> float | None:
         return check_backoff(value)
+
+
+@event.listens_for(TypedMessage, "before_insert", propagate=True)
+def _begin_anew(mapper: Mapper[Any], connection: Connection, message: TypedMessage[Any]) -> None:
+    """A message that was flushed, rolled back and added again is a new one: the id that it had isn't to be sent.
+
+    One that somebody else has set, as merge() does, is: PostgreSQL refuses it, where a message would come twice.
+    """
+    state: InstanceState[Any] = inspect(message)
+    if "id" in state.dict and "id" not in state.committed_state:
+        for name in _NOT_GIVEN:
+            if name not in state.committed_state:
+                state.dict.pop(name, None)
 
 
 class Message(TypedMessage[Any]):
@@ -179,6 +209,8 @@ class Message(TypedMessage[Any]):
         Index("message_leased", "queue", "leased_until", postgresql_where=text("leased_until IS NOT NULL")),
         Index("message_key", "queue", "channel", "key", unique=True, postgresql_where=text("key IS NOT NULL")),
     )
+    if TYPE_CHECKING:
+        payload: Mapped[Any]  # not of a generic class: it can be queried
 
 
 def check_message_type(value: object) -> type[TypedMessage[Any]]:
