@@ -188,7 +188,8 @@ def _cost(figure: Figure, records: Sequence[Record]) -> bool:
     for axes, (name, title) in zip(figure.subplots(1, len(panels)), panels.items(), strict=True):
         chosen = [r for r in _of_first_payload(records) if r.figure == name]
         _bars(axes, chosen, lambda r: 1.0 if r.system == LIMIT else _ratio(r))
-        _logarithmic(axes, 0.5)
+        if max(map(_ratio, chosen), default=0) > 10:  # else one of them hides the others
+            _logarithmic(axes, 0.5)
         _one(axes)
         _title(axes, title, f"of a message, over {LIMIT}")
     return True
