@@ -17,7 +17,7 @@ from fairqueue.worker.running import Run
 from fairqueue.worker.threads import Threads
 from tests.acts import put, wait_until
 from tests.fixtures.workers import EngineOf, WorkerOf
-from tests.working import endings, leased, wait_for_endings
+from tests.working import endings, wait_for_endings
 
 
 async def fail(_: Run, *__: object) -> NoReturn:
@@ -133,28 +133,6 @@ class TestStarts:
             put(session, "acme")
             await to_thread.run_sync(wait_for_endings, session, 1)
         assert app._run is None
-
-
-def test_a_lost_message_is_cancelled_once(session: Session, engine_of: EngineOf) -> None:
-    """Not again at each heartbeat: its handler may take its time to clean up."""
-    (id_,) = put(session, "acme")
-    cleaned: list[int] = []
-    app = fq.Worker(engine_of("async"), lease=1)
-
-    @app.handler
-    async def work(message: fq.LeasedMessage[Any]) -> None:
-        try:
-            await asyncio.sleep(3600)
-        finally:
-            await asyncio.sleep(1)
-            cleaned.append(message.id)
-
-    with app:
-        wait_until(lambda: leased(session))
-        session.execute(fq.cancel(id_))
-        session.commit()
-        wait_until(lambda: cleaned)
-    assert cleaned == [id_]
 
 
 def test_what_a_thread_finishes_at_the_last_moment(

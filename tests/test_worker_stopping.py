@@ -1,9 +1,8 @@
-"""How a worker ends: told to, or killed; and how it loses a message. Nothing is lost or left behind by that."""
+"""How a worker ends: told to, or killed. Nothing is lost or left behind by that."""
 
 import asyncio
 import os
 import random
-import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -12,15 +11,13 @@ from typing import Any
 
 import anyio
 import pytest
-from sqlalchemy import Engine, create_engine, event, select, text
-from sqlalchemy.exc import OperationalError
+from sqlalchemy import create_engine, event, select, text
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
 from fairqueue import embedded, schema
-from fairqueue.testing import Clock
 from fairqueue.worker import listening, running
-from tests.acts import lease_of, put, take, wait_until
+from tests.acts import lease_of, put, wait_until
 from tests.fixtures.postgres import Postgres
 from tests.fixtures.workers import EngineOf, WorkerOf
 from tests.invariants import check_invariants
@@ -329,113 +326,6 @@ def test_nothing_stays_leased(kind: str, grace: float, session: Session, worker_
     used = session.execute(select(fq.Message.id).where(fq.Message.attempt != fq.Message.forgiven)).all()
     assert used == []
     check_invariants(session.connection())
-
-
-class TestLeases:
-    def test_they_are_extended(self, engine: Engine, session: Session, worker_of: WorkerOf) -> None:
-        """A handler may take longer than a lease, by far: nobody else gets its message."""
-        put(session, "acme")
-        done = threading.Event()
-        lasts = text("SELECT extract(epoch FROM leased_until - fairqueue.clock())::float FROM fairqueue.message")
-
-        def left() -> float:
-            session.rollback()
-            return session.scalar(lasts) or 0.0
-
-        with Clock(engine) as clock:
-            clock.freeze()
-            with worker_of("plain", lambda *_: done.wait(30), lease=1):
-                wait_until(lambda: leased(session))
-                for _ in range(3):
-                    wait_until(lambda: left() == 1)
-                    clock.tick(0.75)
-                    assert take(session) == []
-                done.set()
-                assert wait_for_endings(session, 1) == {"completed": 1}
-
-    def test_while_the_database_is_away(
-        self, engine: Engine, session: Session, worker_of: WorkerOf, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        """Each try is soon enough for a lease, and for all the messages that there are by then."""
-        (first,) = put(session, "acme")
-        done = threading.Event()
-        away = True
-        asked: list[object] = []
-
-        def fail(*arguments: Any) -> None:
-            statement, parameters = arguments[2:4]
-            if "message_heartbeat" in statement:
-                asked.append(sorted(next(value for value in parameters.values() if isinstance(value, list))))
-                if away:
-                    raise OperationalError(None, None, ConnectionError("gone"))
-
-        with Clock(engine) as clock:
-            clock.freeze()  # no lease runs out meanwhile
-            app = worker_of("plain", lambda *_: done.wait(30), lease=1)
-            event.listen(app.engine, "before_cursor_execute", fail)
-            with app:
-                wait_until(lambda: asked == [[first]])
-                (second,) = put(session, "acme")
-                wait_until(lambda: len(asked) == 7)
-                away = False
-                wait_until(lambda: len(asked) == 8)
-                done.set()
-                assert wait_for_endings(session, 2) == {"completed": 2}
-        assert asked[6:8] == [[first, second]] * 2
-        pauses = re.findall(r"can't extend leases, trying again in (\S+) s: ConnectionError: gone", caplog.text)
-        assert len(pauses) == 7
-        assert max(map(float, pauses)) <= 0.3  # a third of the lease
-
-    @pytest.mark.parametrize("how", ["cancelled", "taken"])
-    @pytest.mark.parametrize("kind", ["async", "asyncpg session"])
-    def test_one_that_is_lost(  # noqa: PLR0917
-        self,
-        kind: str,
-        how: str,
-        engine: Engine,
-        session: Session,
-        engine_of: EngineOf,
-        caplog: pytest.LogCaptureFixture,
-    ) -> None:
-        """An async handler is cancelled at the next heartbeat; its slot is free, and what it wrote is undone."""
-        add_effects(session)
-        (id_,) = put(session, "acme")
-        ended: list[str] = []
-        app = fq.Worker(engine_of(kind), lease=1, concurrency=1, poll=0.05)
-
-        async def work(message: fq.LeasedMessage[Any], own: Any = None) -> None:
-            if message.id != id_:
-                return
-            if kind.endswith("session"):
-                await own.run_sync(lambda plain: act(message, plain))
-            try:
-                await asyncio.sleep(3600)
-            except asyncio.CancelledError:
-                ended.append("cancelled")
-                raise
-
-        async def work_alone(message: fq.LeasedMessage[Any]) -> None:
-            await work(message)
-
-        app.handler(work if kind.endswith("session") else work_alone)
-        with app:
-            wait_until(lambda: leased(session))
-            if how == "cancelled":
-                assert session.execute(fq.cancel(id_)).one().result == "cancelled"
-                session.commit()
-            else:
-                with Clock(engine) as clock:
-
-                    def take_it() -> bool:
-                        clock.tick(3)  # each time: a heartbeat may come before, and extends what nobody has taken
-                        return bool(lease_of(session))
-
-                    wait_until(take_it)
-            wait_until(lambda: ended)
-            put(session, "globex")
-            wait_until(lambda: "completed" in endings(session))
-        assert "is no longer ours" in caplog.text
-        assert effects(session) == []
 
 
 @pytest.mark.parametrize("kind", ["plain session", "async session"])

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import anyio
@@ -99,6 +99,7 @@ class Database:
         until: anyio.Event | None = None,
         longest: float = LONGEST,
         lost: Callable[[], object] = lambda: None,
+        before: Callable[[], Awaitable[object]] | None = None,
     ) -> T | None:
         """As :meth:`run`, but tried again until it works.
 
@@ -107,10 +108,13 @@ class Database:
         :param until: return None when it fails and this has come.
         :param longest: seconds between two tries at most.
         :param lost: called each time that it fails for the connection's sake.
+        :param before: awaited before each try, as a part of it.
         """
         failures = refusals = 0
         while True:
             try:
+                if before is not None:
+                    await before()
                 result = await self.run(function, alone=alone)
             except (SQLAlchemyError, OSError) as error:
                 failures += 1

@@ -10,7 +10,8 @@
 * The *reporter* sends decisions to the database in batches: all that have come while it sent the last ones. The fetcher
   doesn't wait for it; but of those to be reported, all beyond ``concurrency`` keep their places, so that what can't be
   reported isn't taken on for long.
-* The *heart* extends the leases of all jobs, each third of a lease.
+* The *heart* extends the leases of all jobs, each third of a lease. After an outage or a freeze the fetcher doesn't
+  wait for it: a dequeue puts back all messages whose leases have run out, our own among them.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ import logging
 import random
 from collections import deque
 from collections.abc import Callable
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import anyio
 from anyio.abc import TaskGroup
 
 from fairqueue.consuming import dequeue, heartbeat
-from fairqueue.leases import LeasedMessage, Outcome
+from fairqueue.leases import Outcome
 
 from .database import Database, not_durable
 from .decisions import Decision, Defer, Retry, apply
@@ -137,8 +139,7 @@ class Run:
                 continue
             limit = min(free, _LARGEST_BATCH)
             batch = await self.dequeue(limit)
-            for message in batch:
-                job = Job(message)
+            for job in batch:
                 self.jobs.add(job)
                 if self.stopping.is_set():
                     self.decide(job, _HAND_BACK)
@@ -161,7 +162,7 @@ class Run:
             self.busy += 1
             tasks.start_soon(self.work, tasks)
 
-    async def dequeue(self, limit: int) -> list[LeasedMessage[Any]]:
+    async def dequeue(self, limit: int) -> list[Job]:
         statement = self.statements.get(limit)
         if statement is None:  # building one takes longer than sending it
             worker = self.worker
@@ -174,10 +175,19 @@ class Run:
                     message_type=worker.message_type,
                 )
             )
-        batch = await self.database.insist(
-            "dequeue", lambda session: list(session.scalars(statement)), alone=True, until=self.stopping
-        )
+
+        def lease(session: Session) -> list[Job]:
+            now = monotonic()
+            return [Job(message, now) for message in session.scalars(statement)]
+
+        batch = await self.database.insist("dequeue", lease, alone=True, until=self.stopping, before=self.catch_up)
         return batch or []
+
+    async def catch_up(self) -> None:
+        """Extend leases if the heart is late with it: the dequeue that follows must not put our own messages back."""
+        late = monotonic() - self.worker.lease / 2
+        if any(job.extended < late for job in self.jobs):
+            self.let_go(await self.database.run(self.extend, alone=True))
 
     async def idle(self) -> None:
         """Nothing more is eligible: wait for something to happen."""
@@ -297,22 +307,8 @@ class Run:
         longest = self.worker.lease / 3  # also while the database is away: who comes too late finds the leases over
         while True:
             await anyio.sleep(longest)
-            if not self.jobs:
-                continue
-            extended = await self.database.insist("extend leases", self.extend, alone=True, longest=longest)
-            for job, result in extended or []:
-                if result not in _OVER:
-                    continue
-                try:
-                    self.standby.remove(job)
-                except ValueError:
-                    # Once: it may take its time to clean up, which another one would cut short.
-                    if job.task is not None and not job.task.done() and not job.given_up:
-                        log.warning("%s is no longer ours (%s): cancelled", job, result)
-                        job.give_up()
-                else:
-                    log.warning("%s is no longer ours (%s): not begun", job, result)
-                    self.ended(job, _HAND_BACK, None)
+            if self.jobs:
+                self.let_go(await self.database.insist("extend leases", self.extend, alone=True, longest=longest) or [])
 
     def extend(self, session: Session) -> list[tuple[Job, str]]:
         """Extend the leases of the jobs there are at this try: others than before it failed, where it did."""
@@ -320,8 +316,28 @@ class Run:
         jobs = list(self.jobs)
         if not jobs:
             return []
+        now = monotonic()
         statement = not_durable(heartbeat([job.message for job in jobs], lease=self.worker.lease))
-        return [(job, row.result) for job, row in zip(jobs, session.execute(statement), strict=True)]
+        results = [row.result for row in session.execute(statement)]
+        for job in jobs:
+            job.extended = now
+        return list(zip(jobs, results, strict=True))
+
+    def let_go(self, results: list[tuple[Job, str]]) -> None:
+        """Of what we hold, those that are no longer ours: as far as that can be done."""
+        for job, result in results:
+            if result not in _OVER:
+                continue
+            try:
+                self.standby.remove(job)
+            except ValueError:
+                # Once: it may take its time to clean up, which another one would cut short.
+                if job.task is not None and not job.task.done() and not job.given_up:
+                    log.warning("%s is no longer ours (%s): cancelled", job, result)
+                    job.give_up()
+            else:
+                log.warning("%s is no longer ours (%s): not begun", job, result)
+                self.ended(job, _HAND_BACK, None)
 
     async def finish(self) -> None:
         """Give the jobs their time, then leave the rest to others."""
