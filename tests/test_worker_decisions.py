@@ -286,6 +286,7 @@ def test_what_nobody_runs(kind: str, session: Session, engine_of: EngineOf) -> N
 CIRCUMSTANCES = {
     "SELECT pg_terminate_backend(pg_backend_pid())": True,
     "SET LOCAL statement_timeout = 1; SELECT pg_sleep(60)": True,
+    "SET TRANSACTION READ ONLY; CREATE TABLE public.effect ()": True,
     "DO $$ BEGIN RAISE SQLSTATE '40001'; END $$": True,
     "DO $$ BEGIN RAISE SQLSTATE '57P03'; END $$": True,  # the server is starting up
     "DO $$ BEGIN RAISE SQLSTATE '53300'; END $$": True,  # there are too many connections

@@ -17,7 +17,7 @@ from fairqueue.worker.running import Run
 from fairqueue.worker.threads import Threads
 from tests.acts import put, wait_until
 from tests.fixtures.workers import EngineOf, WorkerOf
-from tests.working import endings, wait_for_endings
+from tests.working import LISTENING, endings, statements, wait_for_endings
 
 
 async def fail(_: Run, *__: object) -> NoReturn:
@@ -65,6 +65,24 @@ class TestFailures:
             assert wait_for_endings(session, 1) == {"completed": 1}
         assert "can't look at the schema, trying again" in caplog.text
         assert "TooManyConnectionsError: sorry, too many clients already" in caplog.text
+
+    @pytest.mark.parametrize("kind", LISTENING)
+    def test_a_server_that_is_the_primary_no_more(self, kind: str, session: Session, worker_of: WorkerOf) -> None:
+        """Connections that lead to it may only read, and are given up: new ones lead elsewhere."""
+        put(session, "acme")
+        app = worker_of(kind, lambda *_: None)
+        demoted = True
+
+        def connected(connection: Any, _: object) -> None:
+            if demoted:
+                connection.cursor().execute("SET default_transaction_read_only = on")
+                connection.commit()
+
+        event.listen(getattr(app.engine, "sync_engine", app.engine), "connect", connected)
+        with statements(app.engine, "message_dequeue") as sent, app:
+            wait_until(lambda: len(sent) >= 2)
+            demoted = False
+            assert wait_for_endings(session, 1) == {"completed": 1}
 
 
 @pytest.mark.parametrize("how", ["cancelled", "failed"])

@@ -37,9 +37,11 @@ LONGEST = 10.0
 
 _LEVEL = text("SELECT current_setting('default_transaction_isolation')")
 
-#: Classes of SQLSTATE that say nothing against the statement: connection, resources, serialization and deadlock, locks,
-#: an operator's intervention, the system. Drivers sort them under different exceptions.
-_CIRCUMSTANCES = {"08", "40", "53", "55", "57", "58"}
+#: Classes of SQLSTATE that say nothing against the statement: connection, the transaction's state, serialization and
+#: deadlock, resources, locks, an operator's intervention, the system. Drivers sort them under different exceptions.
+_CIRCUMSTANCES = {"08", "25", "40", "53", "55", "57", "58"}
+#: Nothing may be written: the server's disk is full, say, or it is no longer the primary.
+_READ_ONLY = "25006"
 
 
 class Database:
@@ -64,8 +66,13 @@ class Database:
         def transact(session: Session) -> T:
             # Of the connection: what an engine made for it had would be overruled by what the given engine has.
             session.connection(execution_options={"isolation_level": level})
-            result = function(session)
-            session.commit()
+            try:
+                result = function(session)
+                session.commit()
+            except DBAPIError as error:
+                if _sqlstate(error) == _READ_ONLY:
+                    session.invalidate()  # a new connection may lead to the server that is the primary now
+                raise
             return result
 
         level = self._alone if alone else "READ COMMITTED"
@@ -159,4 +166,8 @@ def _lost(error: BaseException) -> bool:
     """It is the connection, or the server, or there was none to be had: not what we asked for."""
     if not isinstance(error, DBAPIError) or isinstance(error, OperationalError | InterfaceError):
         return True
-    return str(getattr(error.orig, "sqlstate", None) or "")[:2] in _CIRCUMSTANCES
+    return _sqlstate(error)[:2] in _CIRCUMSTANCES
+
+
+def _sqlstate(error: DBAPIError) -> str:
+    return str(getattr(error.orig, "sqlstate", None) or "")
