@@ -47,24 +47,33 @@ class TestFailures:
                 await to_thread.run_sync(wait_until, lambda: "mine has failed, and works no more" in caplog.text)
         assert "ZeroDivisionError: mine" in caplog.text
 
-    def test_a_server_that_refuses_asyncpg(
-        self, session: Session, worker_of: WorkerOf, caplog: pytest.LogCaptureFixture
+    @pytest.mark.parametrize(
+        ("kind", "error"),
+        [
+            ("plain", RuntimeError("the token service is away")),
+            ("async", RuntimeError("the token service is away")),
+            # As SQLAlchemy 2.0 lets it through.
+            ("asyncpg", asyncpg.exceptions.TooManyConnectionsError("sorry, too many clients already")),
+        ],
+    )
+    def test_there_is_no_connection(
+        self, kind: str, error: Exception, session: Session, worker_of: WorkerOf, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """As SQLAlchemy 2.0 lets it through: it passes."""
+        """Whatever comes from making one passes."""
         put(session, "acme")
-        app = worker_of("asyncpg", lambda *_: None)
+        app = worker_of(kind, lambda *_: None)
         refused: list[object] = []
 
         def refuse(*_: object) -> None:
             if len(refused) < 3:
                 refused.append(1)
-                raise asyncpg.exceptions.TooManyConnectionsError("sorry, too many clients already")
+                raise error
 
-        event.listen(app.engine.sync_engine, "do_connect", refuse)  # type: ignore[union-attr]
+        event.listen(getattr(app.engine, "sync_engine", app.engine), "do_connect", refuse)
         with app:
             assert wait_for_endings(session, 1) == {"completed": 1}
         assert "can't look at the schema, trying again" in caplog.text
-        assert "TooManyConnectionsError: sorry, too many clients already" in caplog.text
+        assert f"{type(error).__name__}: {error}" in caplog.text
 
     @pytest.mark.parametrize("kind", LISTENING)
     def test_a_server_that_is_the_primary_no_more(self, kind: str, session: Session, worker_of: WorkerOf) -> None:

@@ -64,8 +64,15 @@ class Database:
         """
 
         def transact(session: Session) -> T:
-            # Of the connection: what an engine made for it had would be overruled by what the given engine has.
-            session.connection(execution_options={"isolation_level": level})
+            try:
+                # Of the connection: what an engine made for it had would be overruled by what the given engine has.
+                session.connection(execution_options={"isolation_level": level})
+            except SQLAlchemyError:
+                raise
+            except Exception as error:
+                # From what the application does in order to connect, such as asking for a token; and before 2.1
+                # SQLAlchemy leaves as it is what asyncpg raises.
+                raise OperationalError(None, None, error) from error
             try:
                 result = function(session)
                 session.commit()
@@ -81,11 +88,6 @@ class Database:
             session = AsyncSession(engine)
             try:
                 return await session.run_sync(transact)
-            except Exception as error:
-                # Before 2.1 SQLAlchemy leaves as it is what asyncpg raises while it connects.
-                if type(error).__module__.partition(".")[0] != "asyncpg":
-                    raise
-                raise OperationalError(None, None, error) from error
             finally:  # also when cancelled, and before the event loop ends; but not for as long as a server may hang
                 with anyio.move_on_after(CLOSING, shield=True):
                     await session.close()
