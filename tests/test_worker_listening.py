@@ -234,3 +234,24 @@ class TestTheConnection:
             put(session, "acme")
             wait_for_endings(session, 1)
         assert "do not arrive, so queue" not in caplog.text
+
+    def test_a_probe_without_an_answer(
+        self, worker_of: WorkerOf, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """As on a connection of the pool whose server is gone without a word: the listener goes on."""
+        monkeypatch.setattr(listening, "ANSWER_TIMEOUT", 0.2)
+        app = worker_of("plain", lambda *_: None, poll=RARELY)
+        probed: list[str] = []
+        go = threading.Event()
+
+        def hang(_: Any, __: Any, statement: str, *___: Any) -> None:
+            if "pg_notify" in statement:
+                probed.append(statement)
+                assert len(probed) > 1 or go.wait(30)
+
+        event.listen(app.engine, "before_cursor_execute", hang)
+        with app:
+            wait_until_it_waits(app)
+            go.set()
+        assert "lost the connection that listens, trying again in" in caplog.text
+        assert "TimeoutError" in caplog.text

@@ -35,8 +35,8 @@ any more. A handler can return or raise :class:`Retry`, :class:`DeadLetter`, :cl
     with app:                                           # the same, in a thread with an event loop of its own
         ...
 
-Neither waits for a database that can't be reached: the worker goes on trying, and says so in the log. Give the engine a
-``connect_timeout``, as drivers are patient with a host that doesn't answer.
+Neither waits for a database that can't be reached: the worker goes on trying, and says so in the log. Give the engine
+time limits, as drivers are patient with a host that doesn't answer: ``connect_timeout``, and those in docs/workers.md.
 
 **When it stops.** On SIGTERM or SIGINT it takes on nothing more and finishes what it has, for ``grace`` seconds at
 most; then it hands the rest back, with no attempt used up. :meth:`Worker.run` returns 0 if all were finished, 3 if not.

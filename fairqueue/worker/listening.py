@@ -30,7 +30,7 @@ PROBE_INTERVAL = 60.0
 RETRY_INTERVAL = 600.0
 #: Seconds between two requests for notifications at least. A worker that is woken more often looks by itself.
 THROTTLE = 0.02
-#: Seconds that the database may take to answer the connection that listens.
+#: Seconds that the database may take to answer the listener.
 ANSWER_TIMEOUT = 10.0
 
 
@@ -123,7 +123,8 @@ class Listener:
     async def _arrives(self, wire: Wire) -> bool:
         """Whether a notification that another connection sends comes through."""
         self._probed = anyio.Event()
-        await self._database.run(lambda session: session.execute(select(func.pg_notify(self._probe, ""))))
+        with anyio.fail_after(ANSWER_TIMEOUT):
+            await self._database.run(lambda session: session.execute(select(func.pg_notify(self._probe, ""))))
         with anyio.move_on_after(PROBE_TIMEOUT):
             while not self._probed.is_set():
                 await self._step(wire)
