@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import asyncpg
 import pytest
 from anyio import to_thread
-from sqlalchemy import event, text
+from sqlalchemy import event, select, text
 from sqlalchemy.ext.asyncio import async_sessionmaker
 from sqlalchemy.orm import Session
 
@@ -160,6 +160,35 @@ class TestStarts:
             put(session, "acme")
             await to_thread.run_sync(wait_for_endings, session, 1)
         assert app._run is None
+
+
+@pytest.mark.parametrize("how", ["an error of its own", "that of a task group"])
+def test_a_cancellation_that_is_answered(
+    how: str, session: Session, engine_of: EngineOf, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With an error, after the time of grace: it is in the log, and the message is handed back all the same."""
+    put(session, "acme", max_attempts=1)
+    begun = threading.Event()
+    app = fq.Worker(engine_of("async"), grace=0.1)
+
+    async def hang() -> None:
+        begun.set()
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            raise ZeroDivisionError("while cleaning up")
+
+    @app.handler
+    async def work(message: fq.LeasedMessage[Any]) -> None:
+        if how == "an error of its own":
+            await hang()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(hang())
+
+    with app:
+        assert begun.wait(30)
+    assert session.execute(select(fq.Message.attempt, fq.Message.forgiven)).all() == [(1, 1)]
+    assert "ZeroDivisionError: while cleaning up" in caplog.text
 
 
 def test_what_a_thread_finishes_at_the_last_moment(

@@ -51,6 +51,7 @@ log = logging.getLogger("fairqueue.worker")
 
 #: What becomes of a message that we leave to others: no attempt is used up, and it keeps its place.
 _HAND_BACK = Defer(delay=None)
+_HAND_BACK.verdict = "is left to others"
 #: What a heartbeat says of a lease that is over.
 _OVER = (Outcome.STALE, Outcome.NOT_FOUND)
 #: Seconds that handing back may take, at the end of the time of grace.
@@ -220,10 +221,11 @@ class Run:
             await asyncio.wait([job.task])
         finally:
             job.task.cancel()
-        if job.task.cancelled():
-            self.decide(job, _HAND_BACK if job.given_up else Retry("the handler was cancelled from within"))
-        else:
-            self.settle(job, job.task.result())
+        cancelled = job.task.cancelled()
+        handled = Handled(Retry("the handler was cancelled from within")) if cancelled else job.task.result()
+        if job.given_up and (cancelled or handled.error is not None):  # its own, or a TaskGroup's: an answer to ours
+            handled = Handled(_HAND_BACK, error=handled.error)
+        self.settle(job, handled)
 
     def handle_in_thread(self) -> None:
         """One after the other, without the event loop in between: it would have to change threads twice for each."""
