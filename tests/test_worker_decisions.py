@@ -130,6 +130,19 @@ def test_errors(kind: str, error: str, session: Session, worker_of: WorkerOf, ca
         wait_until(lambda: good in completed(session))
 
 
+def test_an_interrupt_of_a_thread(session: Session, worker_of: WorkerOf) -> None:
+    """It is no Ctrl-C, but an error of its message as any other."""
+    put(session, "bad", max_attempts=1)
+    put(session, "good")
+
+    def body(message: fq.LeasedMessage[Any], _: object) -> None:
+        if message.channel == "bad":
+            raise KeyboardInterrupt
+
+    with worker_of("plain", body):
+        assert wait_for_endings(session, 2) == {"dead": 1, "completed": 1}
+
+
 def completed(session: Session) -> list[int]:
     session.rollback()
     return list(session.scalars(select(fq.History.message_id).where(fq.History.outcome == "completed")))

@@ -234,7 +234,10 @@ class Run:
                 job = self.standby.popleft()
             except IndexError:
                 return
-            handled = contextvars.copy_context().run(self.handler.run, job.message, self.worker.session)
+            try:
+                handled = contextvars.copy_context().run(self.handler.run, job.message, self.worker.session)
+            except KeyboardInterrupt as error:  # no Ctrl-C, which never comes to a thread
+                handled = self.handler.judge(error)
             self.handled.append((job, handled))
             if not self.collecting:
                 self.collecting = True
