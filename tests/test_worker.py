@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine, make_url, select, text
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
 import fairqueue as fq
@@ -23,6 +24,7 @@ from tests.working import (
     act,
     add_effects,
     effects,
+    handler_of,
     is_empty,
     statements,
     wait_for_endings,
@@ -131,6 +133,26 @@ def test_a_lease_that_is_over(  # noqa: PLR0917
     assert effects(session) == [(id_, 3)]
     assert "attempt 1: it was over already (stale), as its lease ran out, " in caplog.text
     assert "what the handler wrote in its session is rolled back" in caplog.text
+
+
+def test_a_commit_without_an_answer(session: Session, engine_of: EngineOf, caplog: pytest.LogCaptureFixture) -> None:
+    """What the handler wrote is there, with the completion, and the log doesn't say otherwise."""
+    add_effects(session)
+    (id_,) = put(session, "acme")
+
+    class Cut(Session):
+        def commit(self) -> None:
+            super().commit()
+            raise OperationalError(None, None, ConnectionError("the server closed the connection"))
+
+    engine = engine_of("plain")
+    app = fq.Worker(engine, poll=0.05, session=sessionmaker(engine, class_=Cut))
+    app.handler(handler_of("plain session", act))
+    with app:
+        wait_until(lambda: "it was over already (not_found)" in caplog.text)
+        assert wait_for_endings(session, 1) == {"completed": 1}
+    assert effects(session) == [(id_, 1)]
+    assert "is rolled back" not in caplog.text
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

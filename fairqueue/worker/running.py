@@ -255,7 +255,7 @@ class Run:
         if handled.outcome is None:
             self.decide(job, handled.decision)
         else:
-            self.ended(job, handled.decision, handled.outcome)
+            self.ended(job, handled.decision, handled.outcome, settled=True)
 
     def decide(self, job: Job, decision: Decision) -> None:
         if not job.decided:
@@ -266,8 +266,11 @@ class Run:
             if self.full:  # else nothing more is there, as long as this isn't reported; or the fetcher will see
                 self.news.set()
 
-    def ended(self, job: Job, decision: Decision, outcome: Outcome | None) -> None:
-        """Its end is in the database, or there is no point in trying."""
+    def ended(self, job: Job, decision: Decision, outcome: Outcome | None, *, settled: bool = False) -> None:
+        """Its end is in the database, or there is no point in trying.
+
+        :param settled: in the handler's own transaction, which was rolled back if the lease was over.
+        """
         if outcome is Outcome.DEAD:
             log.error("%s: the message is a dead letter now; `fairqueue dead list` shows it", job)
         elif outcome is not None and outcome not in decision.outcomes and decision is not _HAND_BACK:
@@ -275,7 +278,7 @@ class Run:
                 "%s: it was over already (%s), as its lease ran out, it was cancelled, or the handler ended it%s",
                 job,
                 outcome,
-                ": what the handler wrote in its session is rolled back" if self.handler.takes_session else "",
+                ": what the handler wrote in its session is rolled back" if settled else "",
             )
         job.decided = True
         self.jobs.discard(job)
