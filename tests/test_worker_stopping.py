@@ -199,6 +199,41 @@ class TestEmbedding:
         assert endings(session) == ["completed"]
         assert is_empty(session)
 
+    @pytest.mark.parametrize("how", ["once", "twice", "by a scope"])
+    async def test_cancelled(self, how: str, session: Session, engine_of: EngineOf) -> None:
+        """It is a stop, and the second time one that doesn't wait: what was begun is finished, or else handed back."""
+        put(session, "acme", 2, max_attempts=1)
+        app = fq.Worker(engine_of("async"), concurrency=1, prefetch=1)
+        begun, go = asyncio.Event(), asyncio.Event()
+        scope = anyio.CancelScope()
+
+        @app.handler
+        async def work(message: fq.LeasedMessage[Any]) -> None:
+            begun.set()
+            await go.wait()
+
+        async def work_within_scope() -> None:
+            with scope:
+                await app.run_async()
+
+        task = asyncio.create_task(work_within_scope())
+        async with asyncio.timeout(30):
+            await begun.wait()
+            run = app._run
+            assert run is not None
+            (scope if how == "by a scope" else task).cancel()
+            await run.stopping.wait()
+            if how == "twice":
+                task.cancel()
+            else:
+                go.set()
+            await asyncio.wait([task])
+        await app.engine.dispose()  # type: ignore[misc]
+        assert task.cancelled() == (how != "by a scope")
+        assert endings(session) == ([] if how == "twice" else ["completed"])
+        left = session.execute(select(fq.Message.attempt - fq.Message.forgiven, fq.Message.leased_until)).all()
+        assert left == [(0, None)] * (2 if how == "twice" else 1)
+
     @pytest.mark.parametrize("kind", ["plain", "async", "asyncpg"])
     def test_before_there_is_a_database(
         self, kind: str, postgres: Postgres, session: Session, worker_of: WorkerOf

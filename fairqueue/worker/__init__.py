@@ -215,7 +215,10 @@ class Worker:
         return run(self)
 
     async def run_async(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> int:
-        """Work until :meth:`stop`, in this event loop. Returns how many messages were handed back unfinished."""
+        """Work until :meth:`stop`, in this event loop. Returns how many messages were handed back unfinished.
+
+        To cancel it is a :meth:`stop`, too: it ends, as cancelled, when those at hand are done.
+        """
         if self.registered is None:
             raise FairqueueError(
                 f"the worker of queue {self.queue!r} has no handler: decorate a function with @handler"
@@ -234,7 +237,7 @@ class Worker:
         try:
             with run.looking:  # a stop doesn't wait for a server that hangs
                 await self._look(run, begun, begin)
-            return await run(begin)
+            return await run.to_its_end(begin)
         except Exception:
             if begun.is_set():  # who awaits this task may do so at the very end only, and it has to be known now
                 log.exception("%s has failed, and works no more", self.name)

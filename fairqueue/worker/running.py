@@ -106,6 +106,23 @@ class Run:
                 self.decide(self.standby.popleft(), _HAND_BACK)
         self.news.set()
 
+    async def to_its_end(self, started: Callable[[], object]) -> int:
+        """In a task of its own, which goes on when we are cancelled: that is a stop, the second time in a hurry."""
+        task = asyncio.create_task(self(started))
+        cancelled: asyncio.CancelledError | None = None
+        while not task.done():
+            try:
+                # Shielded from a scope that has cancelled us: it would do so again and again.
+                with anyio.CancelScope(shield=cancelled is not None):
+                    await asyncio.wait([task])
+            except asyncio.CancelledError as error:
+                cancelled = error
+                self.stop(hurry=True)
+        unfinished = task.result()
+        if cancelled is not None:
+            raise cancelled
+        return unfinished
+
     async def __call__(self, started: Callable[[], object]) -> int:
         """Work until stopped. Returns how many messages were handed back unfinished."""
         worker = self.worker
