@@ -228,10 +228,18 @@ def test_completions_go_in_batches(
         ("asyncpg", None),
     ],
 )
-def test_engines_of_any_isolation_level(
-    kind: str, level: str | None, session: Session, database_url: str, worker_of: WorkerOf
+def test_engines_of_any_isolation_level(  # noqa: PLR0917
+    kind: str,
+    level: str | None,
+    session: Session,
+    database_url: str,
+    worker_of: WorkerOf,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Dequeueing needs READ COMMITTED; the handlers keep what their engine, or the server, has."""
+    """Dequeueing needs READ COMMITTED; the handlers keep what their engine, or the server, has.
+
+    In which they can't complete a message once its lease was extended: that is said.
+    """
     put(session, "acme", 3)
     seen = set()
 
@@ -248,6 +256,7 @@ def test_engines_of_any_isolation_level(
         assert wait_for_endings(session, 3) == {"completed": 3}
     expected = {"AUTOCOMMIT": "read committed", None: "serializable"}.get(level, str(level).lower())
     assert seen == ({expected} if kind in WITH_SESSION else set())
+    assert ("fails when it is at work while its lease is extended" in caplog.text) == (not seen <= {"read committed"})
 
 
 @pytest.mark.parametrize("kind", ["plain", "async session", "asyncpg"])

@@ -253,6 +253,7 @@ class Worker:
             try:
                 look = partial(run.database.insist, "look at the schema", self._verify)
                 await look(patience=1, until=run.stopping, lost=begin)
+                self._check_isolation(run.handler)
                 return
             except (SchemaVersionError, SQLAlchemyError) as error:
                 if not begun.is_set():
@@ -327,6 +328,23 @@ class Worker:
             raise InvalidValue(
                 f"concurrency {self.concurrency} needs up to {needed} connections, but the engine's pool has {most}"
                 f" at most: create_engine(..., pool_size={needed}), or a lower concurrency"
+            )
+
+    def _check_isolation(self, handler: Handler) -> None:
+        """In such a transaction a message can't be completed that was changed after it began: by a heartbeat, say."""
+        bind = _bind(self.async_session if handler.is_async else self.session)
+        engine = getattr(bind, "sync_engine", bind)
+        if not handler.takes_session or not isinstance(engine, Engine):
+            return
+        found = getattr(engine.dialect, "default_isolation_level", None)  # None: it has not been connected yet
+        level = engine.get_execution_options().get("isolation_level", found)
+        if level in {"REPEATABLE READ", "SERIALIZABLE"}:
+            log.warning(
+                "%s has sessions that are %s, and fails when it is at work while its lease is extended, each %.1f s:"
+                " give it those of engine.execution_options(isolation_level='READ COMMITTED')",
+                handler.name,
+                level,
+                self.lease / 3,
             )
 
 
