@@ -24,6 +24,7 @@ from pyarrow.dataset import partitioning
 from fairqueue.errors import FairqueueError, InvalidValue
 from fairqueue.spark.engine.archives import Archive, Archived
 from fairqueue.spark.engine.digests import Digest, digests
+from fairqueue.spark.engine.feeds import Offset
 from fairqueue.spark.engine.place import Place
 from fairqueue.spark.engine.reading import Selection, arrow_schema
 from fairqueue.testing._databases import Databases
@@ -124,6 +125,24 @@ class TestRows:
         assert "day=2026-03-29/queue=a%2Fb%3Dc %2541 é" in names
         assert pq.read_schema(files(folder)[0]).names == [name for name in COLUMNS if name != "queue"]
         assert run(archive) == Archived(), "there is nothing new"
+
+    def test_of_a_history_that_is_empty_yet(
+        self, archive: Stopping, connection: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """While others write: it begins after the horizon that it has taken."""
+        horizon = archive._feed.horizon
+
+        def then_others_write() -> Offset:
+            found = horizon()
+            connection.execute("SELECT pg_current_xact_id()")
+            connection.commit()
+            return found
+
+        monkeypatch.setattr(archive._feed, "horizon", then_others_write)
+        assert run(archive).rows == 0
+        add(connection, [row(1)])
+        connection.commit()
+        assert run(archive).rows == 1
 
     def test_that_come_later_are_added(
         self, archive: Stopping, connection: psycopg.Connection[Any], folder: Path, raw: Raw, database_url: str

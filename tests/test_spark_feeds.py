@@ -167,6 +167,18 @@ class TestBatches:
         assert list(batches_of(feed, start, horizon=before)) == [[1]]
         assert list(batches_of(feed, start)) == [[1, 2]]
 
+    def test_begin_after_a_horizon_of_before(self, place: Place, connection: psycopg.Connection[Any]) -> None:
+        """There is nothing between them, which is no reason to believe that the server has been restored."""
+        feed = Feed(place)
+        before = feed.horizon()
+        connection.execute("SELECT pg_current_xact_id()")
+        connection.commit()
+        for start in (feed.begin(), feed.begin(latest=True)):
+            assert start > before
+            assert feed.next(start, horizon=before) == start
+        with pytest.raises(FairqueueError, match="ahead of the server"):
+            feed.next(replace(start, xid=start.xid + 1000), horizon=before)
+
     def test_begin_with_all_there_is_or_with_nothing(self, place: Place, connection: psycopg.Connection[Any]) -> None:
         feed = Feed(place)
         assert list(batches_of(feed, feed.begin())) == []

@@ -157,6 +157,21 @@ class TestReaders:
         connection.execute("DELETE FROM fairqueue.history WHERE message_id = 1000")
         connection.commit()
 
+    @pytest.mark.parametrize("starting", ["earliest", "latest"])
+    def test_a_stream_may_begin_after_its_end(self, databases: Databases, template: Any, starting: str) -> None:
+        """Of what is available now: Spark asks for its end first; and the history is empty yet."""
+        with databases.create(template.template_dbname) as url, psycopg.connect(libpq(url)) as connection:
+            reader = FeedReader({"url": url, "starting": starting}, struct(HISTORY))
+            reader.prepareForTriggerAvailableNow()
+            connection.execute("SELECT pg_current_xact_id()")
+            connection.commit()
+            start = reader.initialOffset()
+            assert reader.latestOffset(start, ReadAllAvailable()) == start
+            add(connection, [row(1)])
+            connection.commit()
+            reader.prepareForTriggerAvailableNow()
+            assert reader.latestOffset(start, ReadAllAvailable()) != start
+
 
 def test_a_stream(spark: "SparkSession", databases: Databases, template: Any, tmp_path: Path) -> None:
     """In batches; stopped and begun again; with a writer that commits late; its feed is moved."""

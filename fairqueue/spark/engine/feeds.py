@@ -159,7 +159,12 @@ class Feed:
         :param max_rows: at most so many; but rows with the same message and transaction are never divided.
         :param horizon: an earlier one; None: as it is now.
         """
-        horizon = horizon or self.horizon()
+        if horizon is None:
+            horizon = self.horizon()
+        elif start.xid > horizon.xid:
+            # It began later than that, or the server has been restored.
+            self.check(start, self.horizon())
+            return start
         self.check(start, horizon)
         query = f"SELECT h.xid::text, h.message_id FROM {self._history} h WHERE {Range(start, horizon, 0).condition()}"
         with self._connection() as connection:
