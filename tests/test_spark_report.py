@@ -3,6 +3,7 @@
 import math
 import random
 import re
+import time
 from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 from pathlib import Path
@@ -28,6 +29,7 @@ from fairqueue.cli.spark.report import _archived
 from fairqueue.cli.spark.report import report as command
 from fairqueue.spark.reporting import Report, Summary, page, report, summary
 from fairqueue.spark.reporting.fairness import with_entitlement
+from fairqueue.spark.reporting.summaries import _rows
 from fairqueue.spark.reporting.windows import parse_window
 from fairqueue.spark.schemas import HISTORY, MESSAGES
 
@@ -277,7 +279,24 @@ def test_scales_are_labelled_in_words() -> None:
     assert len({*far}) < 8
 
 
+def test_times_have_a_zone(few: Summary, spark: "SparkSession", monkeypatch: pytest.MonkeyPatch) -> None:
+    """UTC, wherever it is computed."""
+    shown = [row["window"] for queue in few.queues for row in queue.windows]
+    assert {each.tzinfo for each in shown} == {UTC}
+    assert re.search(r"in the worst, 2026-03-2\d \d\d:\d\d:\d\d\+00:00", page(few))
+    try:
+        with monkeypatch.context() as patched:
+            patched.setenv("TZ", "America/Lima")
+            time.tzset()
+            assert _rows(spark.sql("SELECT timestamp_micros(0) AS window")) == [
+                {"window": datetime(1970, 1, 1, tzinfo=UTC)}
+            ]
+    finally:
+        time.tzset()
+
+
 def test_no_messages(spark: "SparkSession", tmp_path: Path) -> None:
+    (tmp_path / "channels" / "_temporary").mkdir(parents=True)  # as a report leaves it that is killed
     empty = report(frame(spark, [], HISTORY), tmp_path, live=frame(spark, [], MESSAGES))
     assert empty.rows == 0
     assert empty.channels.count() == empty.queue_windows.count() == 0
@@ -350,6 +369,16 @@ def test_what_can_not_be_is_refused(spark: "SparkSession", tmp_path: Path) -> No
     with pytest.raises(InvalidValue, match="lacks leased_until"):
         report(history, tmp_path / "out", live=frame(spark, [], MESSAGES).drop("leased_until"))
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["channels", "queues/models.py"])
+def test_what_is_not_of_a_report_stays(spark: "SparkSession", tmp_path: Path, name: str) -> None:
+    mine = tmp_path / name
+    mine.parent.mkdir(exist_ok=True)
+    mine.touch()
+    with pytest.raises(InvalidValue, match=rf"^path has something in {tmp_path / name.partition('/')[0]} that"):
+        report(frame(spark, [], HISTORY), tmp_path)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [mine]
 
 
 def test_too_many_rows_are_refused_before_they_are_made(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Window
@@ -109,4 +110,8 @@ def _last(frame: DataFrame) -> list[Row]:
 
 
 def _rows(frame: DataFrame) -> list[Row]:
-    return [row.asDict() for row in frame.collect()]
+    """With their times in UTC: Spark hands them over as those of this process, and doesn't say so."""
+    return [
+        {name: value.astimezone(UTC) if isinstance(value, datetime) else value for name, value in row.asDict().items()}
+        for row in frame.collect()
+    ]

@@ -26,6 +26,8 @@ __all__ = ["EXACT_ROWS", "MOST_ROWS", "Report", "report"]
 EXACT_ROWS = 2_000_000
 #: Of tenants by window: some minutes more, and gigabytes of Parquet.
 MOST_ROWS = 50_000_000
+#: The folders in that of a report.
+_FOLDERS = ("channel_windows", "channels", "queue_windows", "queues")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ def report(
     """Compute the figures and write them as Parquet.
 
     :param history: with the columns of :data:`~fairqueue.spark.schemas.HISTORY`; others don't matter.
-    :param path: a folder that the driver and the executors can write; what an earlier report left in it is replaced.
+    :param path: a folder that the driver and the executors can write; an earlier report in it is replaced.
     :param live: with the columns of :data:`~fairqueue.spark.schemas.MESSAGES`: who still waits, or is in work. Without
         it those who wait until today are the ones that are missing.
     :param weights: ``queue``, ``channel``, ``weight``; where ``channel`` is null, of the queue's other channels. By
@@ -79,6 +81,7 @@ def report(
     length = microseconds(parse_window(window))
     check_order(since, until)
     start, end = moment("since", since), moment("until", until)
+    _check_replaceable(Path(path))
     if start is not None:
         history = history.where(sf.col("finished_at") >= sf.timestamp_micros(sf.lit(start)))
     if end is not None:
@@ -105,6 +108,20 @@ def report(
         weights is not None,
         **written,
     )
+
+
+def _check_replaceable(path: Path) -> None:
+    """That what would be overwritten is a report's: its folders have names that others have, too."""
+    for folder in (path / name for name in _FOLDERS):
+        if not folder.exists():
+            continue
+        # What a report leaves that was killed is under _temporary.
+        found = {each.name for each in folder.iterdir()} - {"_temporary"} if folder.is_dir() else {folder.name}
+        if found and "_SUCCESS" not in found:
+            raise InvalidValue(
+                f"path has something in {folder} that is not of a finished report, and would be lost: name another"
+                " folder, or remove that"
+            )
 
 
 @dataclass(frozen=True, slots=True)
