@@ -226,6 +226,17 @@ class TestPayload:
             Columns(rows.schema).staged(rows, 7)
         assert len(Columns(rows.schema).sorted_out(rows)[1]) == 1
 
+    def test_decimals(self) -> None:
+        """They are numbers of JSON as they are, or refused; never rounded."""
+        numbers = ["0.1", "-19.990", "1234567890123.456", "12345678901234567.89", "0.12345678901234567890"]
+        kind = pa.struct({"price": pa.decimal128(38, 20)})
+        rows = batch(payload=pa.array([{"price": Decimal(number)} for number in numbers], kind))
+        staged, refused = Columns(rows.schema).sorted_out(rows)
+        assert [document(row) for row in staged.to_pylist()] == [{"price": float(number)} for number in numbers[:3]]
+        assert [reason.partition(",")[0] for reason in refused["reason"].to_pylist()] == [
+            f"payload holds the decimal {Decimal(number):.20f}" for number in numbers[3:]
+        ]
+
     def test_sizes(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for module in (payloads, columns_module):
             monkeypatch.setattr(module, "MAX_BYTES", 10)

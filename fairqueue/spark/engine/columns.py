@@ -371,7 +371,15 @@ def _plain(value: Any) -> Any:
     if isinstance(value, datetime | date | time):
         return value.isoformat()
     if isinstance(value, Decimal):
-        return int(value) if value == value.to_integral_value() else float(value)
+        if value == value.to_integral_value():
+            return int(value)
+        number = float(value)
+        if Decimal(repr(number)) != value:
+            raise InvalidValue(
+                f"payload holds the decimal {value}, which has more digits than a double: cast it to a string, or make"
+                " the payload by to_json"
+            )
+        return number
     if isinstance(value, timedelta):
         value = value.total_seconds()
     elif isinstance(value, bytes):
