@@ -1,5 +1,6 @@
 """`fairqueue spark enqueue`: files into a queue."""
 
+import csv
 import json
 import os
 from pathlib import Path
@@ -13,12 +14,13 @@ from sqlalchemy.orm import Session
 import fairqueue as fq
 from fairqueue.cli.program import program
 from fairqueue.cli.target import Target
+from fairqueue.errors import InvalidValue
 from fairqueue.spark.engine.place import Place, options_of
-from fairqueue.spark.enqueueing import Enqueued, enqueue
+from fairqueue.spark.enqueueing import Enqueued, _folder, enqueue, read_files
 from tests.fixtures.spark import on_spark
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = [*on_spark, pytest.mark.usefixtures("spark")]
 
@@ -35,11 +37,18 @@ def messages(engine: Engine) -> list[tuple[str, str | None, Any, bytes | None]]:
     return sorted(found, key=repr)
 
 
+def enqueued(spark: "SparkSession", engine: Engine, url: str, source: "Path | DataFrame", channel: str) -> list[Any]:
+    """The payloads of all messages, after those of a source, channel by channel."""
+    enqueue(spark, str(source) if isinstance(source, Path) else source, channel=channel, options={"url": url})
+    return [payload for _, _, payload, _ in messages(engine)]
+
+
 def test_csv_as_a_job(engine: Engine, database_url: str, tmp_path: Path) -> None:
     """Columns and expressions; the same job again adds nothing, also where the first run was not heard of."""
     path = tmp_path / "documents.csv"
     path.write_text(CSV)
-    arguments = ("enqueue", path, "--channel", "tenant", "--set", "key=upper(doc)", "--payload", "struct(pages)")
+    payload = "struct(int(pages) AS pages)"
+    arguments = ("enqueue", path, "--channel", "tenant", "--set", "key=upper(doc)", "--payload", payload)
     first = run(database_url, *arguments, "--job", "monday")
     assert first.exit_code == 0, first.output
     assert first.output.startswith("3 rows in")
@@ -86,6 +95,93 @@ def test_folder_of_files(engine: Engine, database_url: str, tmp_path: Path) -> N
     ]
 
 
+def test_the_whole_row_is_the_payload(spark: "SparkSession", engine: Engine, database_url: str, tmp_path: Path) -> None:
+    """Also a column that is named as one of files is, which is left out of theirs."""
+    document = {"tenant": "acme", "title": "a", "content": "all that matters"}
+    path = tmp_path / "documents.json"
+    path.write_text(json.dumps(document))
+    assert enqueued(spark, engine, database_url, path, "tenant") == [document]
+    assert enqueued(spark, engine, database_url, spark.read.json(str(path)), "tenant") == [document] * 2
+
+
+def test_times_down_to_the_microsecond(spark: "SparkSession", engine: Engine, database_url: str) -> None:
+    at = "'2026-11-21 12:00:00.123456'"
+    frame = spark.sql(f"SELECT 'acme' AS tenant, timestamp {at} AS at, timestamp_ntz {at} AS local")
+    (payload,) = enqueued(spark, engine, database_url, frame, "tenant")
+    assert payload["at"] == "2026-11-21T12:00:00.123456Z"
+    assert payload["local"] == "2026-11-21T12:00:00.123456"
+
+
+class TestFolders:
+    """What a file's folder is: the first one below the path."""
+
+    @pytest.mark.parametrize("source", ["data/data", "old-docs/docs", ".", "a b/../data/", "data*/d?ta"])
+    def test_of_files(
+        self, spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+    ) -> None:
+        """Whatever the folders above it are named; a path is one of this process, wherever the JVM is."""
+        monkeypatch.chdir(tmp_path)
+        below = tmp_path / {"data*/d?ta": "data/data", "a b/../data/": "data"}.get(source, source)
+        for name in ("1.txt", "acme/1.txt", "globex/deep/data/1.txt"):
+            file = below / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text("1")
+        (tmp_path / "a b").mkdir(exist_ok=True)
+        for path in (source, f"{tmp_path}/{source}", f"file:{tmp_path}/{source}", f"file://{tmp_path}/{source}"):
+            rows = read_files(spark, path, "files").collect()
+            assert {row.folder for row in rows} == {None, "acme", "globex"}, path
+
+    @pytest.mark.parametrize("source", ["s3a://bucket", "s3a://bucket/", "s3a://bucket/acme/..", "/", "hdfs:///"])
+    def test_of_what_has_no_folder_above_it(self, spark: "SparkSession", source: str) -> None:
+        place = source.partition("acme")[0].rstrip("/") or "file:"
+        paths = spark.createDataFrame([(f"{place}/{name}",) for name in ("1", "acme/1", "acme/deep/1")], "path string")
+        assert [folder for (folder,) in paths.select(_folder(source)).collect()] == [None, "acme", "acme"]
+
+
+class TestText:
+    """CSV and JSON: what is in the file, or an error."""
+
+    @pytest.mark.parametrize("end", ["\n", "\r\n"])
+    def test_values_of_several_lines(
+        self, spark: "SparkSession", engine: Engine, database_url: str, tmp_path: Path, end: str
+    ) -> None:
+        rows = [{"tenant": "acme", "text": 'one\ntwo, he said "three" \\'}, {"tenant": "globex", "text": "four"}]
+        path = tmp_path / "documents.csv"
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, rows[0], lineterminator=end)
+            writer.writeheader()
+            writer.writerows(rows)
+        assert enqueued(spark, engine, database_url, path, "tenant") == rows
+
+    def test_digits_stay_as_they_are(
+        self, spark: "SparkSession", engine: Engine, database_url: str, tmp_path: Path
+    ) -> None:
+        path = tmp_path / "documents.csv"
+        path.write_text("tenant,zip\n007,01234\n7,1e3\n")
+        assert enqueued(spark, engine, database_url, path, "tenant") == [
+            {"tenant": "007", "zip": "01234"},
+            {"tenant": "7", "zip": "1e3"},
+        ]
+
+    @pytest.mark.parametrize(
+        ("name", "text"),
+        [
+            ("cut.json", '{"tenant": "acme"}\n{"tenant": "acme", "cut o\n'),
+            ("short.csv", "doc,tenant,size\na,acme,1\nb,acme\n"),
+            ("long.csv", "doc,tenant\na,acme\na,b,acme\n"),
+        ],
+    )
+    def test_what_is_no_row(self, engine: Engine, database_url: str, tmp_path: Path, name: str, text: str) -> None:
+        """Also where the columns that are wrong aren't asked for."""
+        path = tmp_path / name
+        path.write_text(text)
+        result = run(database_url, "enqueue", path, "--channel", "tenant", "--payload", "struct(tenant)")
+        assert result.exit_code == 1
+        assert result.output.count("\n") == 1
+        assert "Malformed records are detected" in result.output
+        assert messages(engine) == []
+
+
 def test_rows_that_cannot_be(spark: "SparkSession", engine: Engine, database_url: str, tmp_path: Path) -> None:
     """An error in one line and nothing enqueued; or, when asked for, the others enqueued and these elsewhere."""
     path = tmp_path / "rows.json"
@@ -112,7 +208,7 @@ def test_rows_that_cannot_be(spark: "SparkSession", engine: Engine, database_url
         (("--channel", "tenat"), "`tenat` cannot be resolved"),
         (("--channel", "tenant", "--set", "priorty=1"), "unknown column 'priorty'"),
         (("--channel", "tenant", "--set", "key"), "--set must be COLUMN=EXPR, not 'key'"),
-        (("--channel", "pages"), "column channel must be a string, not int32"),
+        (("--channel", "length(doc)"), "column channel must be a string, not int32"),
     ],
 )
 def test_bad_input(engine: Engine, database_url: str, tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
@@ -123,6 +219,21 @@ def test_bad_input(engine: Engine, database_url: str, tmp_path: Path, arguments:
     assert said in result.output
     assert result.output.count("\n") == 1
     assert messages(engine) == []
+
+
+@pytest.mark.parametrize("arguments", [("enqueue", "x.json", "--channel", "tenant"), ("archive", "x")])
+def test_a_password_is_there_before_spark_is(monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]) -> None:
+    """Its processes have the environment as it was when they started."""
+    seen = []
+
+    def start(*_: Any, **__: Any) -> None:
+        seen.append(os.environ["PGPASSWORD"])
+        raise InvalidValue("that is all")
+
+    monkeypatch.setenv("PGPASSWORD", "")
+    monkeypatch.setattr("fairqueue.spark.local_session", start)
+    assert run("postgresql://app:se%40cret@127.0.0.1:1/shop", *arguments).output == "fairqueue: that is all\n"
+    assert seen == ["se@cret"]
 
 
 @pytest.mark.parametrize(

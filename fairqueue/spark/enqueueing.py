@@ -11,21 +11,24 @@
     print(done.rows)
 
 ``channel``, ``payload`` and the others are expressions of Spark SQL over the columns of the files, so a column's name
-will do. Without a ``payload``, the whole row becomes the payload. The files of a folder (``format="files"``) have the
-columns ``path``, ``name``, ``folder`` (the first one below the path, or null), ``length``, ``modified``, ``content``;
-the payload is all but the content, which is not even read unless an expression asks for it.
+will do. Without a ``payload``, the whole row becomes the payload. A column of CSV is text, as it is written, for
+``01234`` may be no number: cast what is one. What can't be read as CSV or JSON is an error, and nothing is enqueued.
+
+The files of a folder (``format="files"``) have the columns ``path``, ``name``, ``folder`` (the first one below the
+path, or null), ``length``, ``modified``, ``content``; the payload is all but the content, which is not even read unless
+an expression asks for it. Spark leaves out empty files, and files and folders whose names begin with ``_`` or ``.``.
 
 How rows become messages, exactly once, is in :mod:`fairqueue.spark.source.writer`.
 """
 
 from __future__ import annotations
 
+import posixpath
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Literal
-
-from fairqueue.errors import InvalidValue
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -34,6 +37,24 @@ __all__ = ["FORMATS", "Enqueued", "Format", "enqueue", "read_files"]
 
 Format = Literal["parquet", "json", "csv", "files"]
 FORMATS: tuple[Format, ...] = ("parquet", "json", "csv", "files")
+
+# Unless Spark is told to fail, what it can't read becomes a row of nulls.
+_JSON = {"mode": "FAILFAST"}
+_CSV = {
+    "mode": "FAILFAST",
+    "header": "true",
+    # As programs write it: a quoted value may have line breaks, and a quote in it is there twice.
+    "multiLine": "true",
+    "escape": '"',
+}
+#: Unless said, times are cut to milliseconds.
+_AS_JSON = {
+    "ignoreNullFields": "false",
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss[.SSSSSS][XXX]",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss[.SSSSSS]",
+}
+#: What a URL has before its path.
+_PLACE = "^[^/:]+:(//[^/]*)?"
 
 
 @dataclass(frozen=True)
@@ -64,7 +85,8 @@ def enqueue(
     :param source: a path that Spark can read, or a DataFrame.
     :param channel: an expression over its columns.
     :param format: of the files; None: what the path ends in, else ``"files"`` for a folder.
-    :param payload: an expression: a string is JSON, binary is a body, anything else becomes JSON; None: the whole row.
+    :param payload: an expression: a string is JSON, binary is a body, a struct, map or array becomes JSON; None: the
+        whole row.
     :param expressions: of other columns: ``key``, ``queue``, ``cost``, ``dequeue_at``, ``delay``, ``priority``, ...
     :param options: of the data source: ``url``, ``queue``, ``commit``, ``on_conflict``, ``rejects``, ...
     :param job: a name for this load: enqueueing it again adds nothing.
@@ -81,13 +103,15 @@ def enqueue(
     # By lower-case name, as Spark has them, so that none is there twice.
     given = {key.lower(): value for key, value in (options or {}).items()} | ({} if job is None else {"job": job})
     asked = Options(given, KNOWN)
-    rows = read_files(spark, source, format) if isinstance(source, str) else source
-    columns = {"channel": sf.expr(channel), "payload": _payload(rows, payload)}
+    kind = format or (_format_of(source) if isinstance(source, str) else None)
+    rows = read_files(spark, source, kind) if isinstance(source, str) else source
+    names = [name for name in rows.columns if kind != "files" or name != "content"]
+    columns = {"channel": sf.expr(channel), "payload": _whole(names) if payload is None else sf.expr(payload)}
     columns |= {name: sf.expr(text) for name, text in (expressions or {}).items()}
     # As Spark's own code does it, which is faster than ours.
     made = rows.select(*(column.alias(name) for name, column in columns.items()))
     if dict(made.dtypes)["payload"].startswith(("struct", "map", "array")):
-        made = made.withColumn("payload", sf.to_json("payload", {"ignoreNullFields": "false"}))
+        made = made.withColumn("payload", sf.to_json("payload", _AS_JSON))
     name = asked.text("job")
     repeated = name is not None and progress(asked.place, f"job/{name}") is not None
     counted = Observation()
@@ -108,34 +132,42 @@ def read_files(spark: SparkSession, path: str, format: Format | None = None) -> 
     if kind not in FORMATS:
         raise InvalidValue(f"format must be {', '.join(FORMATS)}, not {kind!r}")
     if kind != "files":
-        settings = {"header": "true", "inferSchema": "true"} if kind == "csv" else {}
+    # Here, as the help of a command, which names the formats, does without SQLAlchemy.
+    from fairqueue.errors import InvalidValue
+
+        settings = {"csv": _CSV, "json": _JSON}.get(kind, {})
         return spark.read.format(kind).options(**settings).load(path)
+    if not re.match(_PLACE, path):
+        # Its depth has to be known; and the JVM may be in another folder than this process.
+        path = str(Path(path).absolute())
     files = spark.read.format("binaryFile").option("recursiveFileLookup", "true").load(path)
-    below = sf.regexp_extract(sf.col("path"), r"^.*?" + _quoted(PurePosixPath(path).name) + r"/(?:([^/]+)/)?", 1)
     return files.select(
         "path",
         sf.element_at(sf.split("path", "/"), -1).alias("name"),
-        sf.nullif(below, sf.lit("")).alias("folder"),
+        _folder(path).alias("folder"),
         "length",
         sf.col("modificationTime").alias("modified"),
         "content",
     )
 
 
-def _payload(rows: DataFrame, payload: str | None) -> Column:
+def _folder(path: str) -> Column:
+    """The first folder below a path, which is an absolute one or a URL, and may have wildcards: by its depth."""
     from pyspark.sql import functions as sf
 
-    if payload is not None:
-        return sf.expr(payload)
-    return sf.struct(*(f"`{name.replace('`', '``')}`" for name in rows.columns if name != "content"))
+    depth = len([part for part in posixpath.normpath("/" + re.sub(_PLACE, "", path)).split("/") if part])
+    parts = sf.split(sf.regexp_replace("path", _PLACE + "/", ""), "/")
+    return sf.when(sf.size(parts) > depth + 1, sf.get(parts, depth))
+
+
+def _whole(names: list[str]) -> Column:
+    """All that is in these columns, whatever their names."""
+    from pyspark.sql import functions as sf
+
+    return sf.struct(*(f"`{name.replace('`', '``')}`" for name in names))
 
 
 def _format_of(path: str) -> Format:
     suffix = PurePosixPath(path).suffix.lstrip(".").lower()
     known: dict[str, Format] = {"parquet": "parquet", "json": "json", "jsonl": "json", "ndjson": "json", "csv": "csv"}
     return known.get(suffix, "files")
-
-
-def _quoted(name: str) -> str:
-    """A folder's name as a pattern that means just it."""
-    return "\\Q" + name.replace("\\E", "\\E\\\\E\\Q") + "\\E"

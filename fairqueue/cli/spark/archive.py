@@ -50,6 +50,10 @@ def archive(
     s3://bucket/history, with files at day=2026-11-21/queue=default. Until it is archived, no history is dropped; for
     an archive that is given up, call feed_forget(NAME). Rights: pipeline.
     """
+    from fairqueue.spark.engine.place import options_of
+
+    # Before Spark starts, whose processes find a password in its environment.
+    options = options_of(target)
     start = time.monotonic()
 
     def progress(done: Archived) -> None:
@@ -59,12 +63,11 @@ def archive(
 
     with spark() as session:
         from fairqueue.spark.archiving import archive as run
-        from fairqueue.spark.engine.place import options_of
 
         start = time.monotonic()
         done = run(
             session,
-            options_of(target),
+            options,
             path,
             feed=feed,
             max_rows=max_rows,

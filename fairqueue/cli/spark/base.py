@@ -74,4 +74,8 @@ def _explained(error: Exception) -> Failed | None:
     ours = re.findall(r"^(?:fairqueue\.\S+): (.*)$", str(error), re.MULTILINE)
     if ours:
         return Failed(ours[-1])
+    # Of Java: what went wrong and why, each once, however often a stage has been tried again.
+    named = dict.fromkeys(re.findall(r"\[[A-Z][A-Z_.]+\] .*", str(error)))
+    if named:
+        return Failed(" ".join(named))
     return Failed(next((line for line in str(error).splitlines() if line.strip()), type(error).__name__))

@@ -9,12 +9,12 @@ import click
 
 from fairqueue.cli.base import Command, Invalid
 from fairqueue.cli.target import Target, pass_target
+from fairqueue.spark.enqueueing import FORMATS
+from fairqueue.spark.enqueueing import enqueue as run
 
 from .base import Start, session_options
 
 __all__ = ["enqueue"]
-
-_FORMATS = ("parquet", "json", "csv", "files")
 
 
 @click.command(cls=Command, short_help="Enqueue files: Parquet, JSON, CSV, or a folder.")
@@ -24,7 +24,7 @@ _FORMATS = ("parquet", "json", "csv", "files")
 @click.option(
     "--format",
     "kind",
-    type=click.Choice(_FORMATS),
+    type=click.Choice(FORMATS),
     help="Of the files; files: one message a file.  [default: what PATH ends in, else files]",
 )
 @click.option("--payload", metavar="EXPR", help="The payload.  [default: the whole row, or what is known of the file]")
@@ -70,15 +70,15 @@ def enqueue(
 
     Either all of them are enqueued, or none, unless --commit direct is chosen. Rights: pipeline.
     """
-    expressions = dict(_assignment(each) for each in others)
-    with spark() as session:
-        from fairqueue.spark.engine.place import options_of
-        from fairqueue.spark.enqueueing import enqueue as run
+    from fairqueue.spark.engine.place import options_of
 
-        conflict = on_conflict or ("raise" if commit == "direct" else "ignore")
-        options = options_of(target) | {"queue": queue, "commit": commit, "on_conflict": conflict}
-        if rejects is not None:
-            options["rejects"] = rejects
+    expressions = dict(_assignment(each) for each in others)
+    conflict = on_conflict or ("raise" if commit == "direct" else "ignore")
+    # Before Spark starts, whose processes find a password in its environment.
+    options = options_of(target) | {"queue": queue, "commit": commit, "on_conflict": conflict}
+    if rejects is not None:
+        options["rejects"] = rejects
+    with spark() as session:
         start = time.monotonic()
         done = run(
             session,
