@@ -75,8 +75,33 @@ def test_a_job_among_the_options(
     frame = spark.range(2).selectExpr("'acme' AS tenant")
     first = enqueue(spark, frame, channel="tenant", options={"url": database_url, "JOB": "tuesday"}, job="monday")
     again = enqueue(spark, frame, channel="tenant", options={"Url": database_url} | options)
-    assert (first, again) == (Enqueued(2, repeated=False), Enqueued(2, repeated=True))
+    assert (first, again) == (Enqueued(2, 2, repeated=False), Enqueued(2, 0, repeated=True))
     assert len(messages(engine)) == 2
+
+
+def test_a_direct_job_that_goes_on(spark: "SparkSession", engine: Engine, database_url: str) -> None:
+    """What was missing is added, and told; a job whose name begins the same is another one."""
+    frame = spark.range(0, 4, 1, 4).selectExpr("'acme' AS tenant")
+
+    def load(job: str | None) -> Enqueued:
+        return enqueue(spark, frame, channel="tenant", options={"url": database_url, "commit": "direct"}, job=job)
+
+    assert [load(job) for job in ("monday/1", None, "monday", None)] == [Enqueued(4, 4, repeated=False)] * 4
+    with engine.begin() as connection:
+        connection.exec_driver_sql("DELETE FROM fairqueue.load WHERE name IN ('part/monday/0', 'part/monday/2')")
+    assert [load("monday") for _ in range(2)] == [Enqueued(4, 2, repeated=False), Enqueued(4, 0, repeated=True)]
+
+
+def test_rows_that_become_no_messages(engine: Engine, database_url: str, tmp_path: Path) -> None:
+    path = tmp_path / "documents.csv"
+    path.write_text(CSV)
+    arguments = ("enqueue", path, "--channel", "tenant", "--set", "key=doc", "--rejects", tmp_path / "rejects")
+    assert run(database_url, *arguments).output.endswith(" a second.\n")
+    path.write_text(CSV + "initech,d,1\n,e,1\n")
+    again = run(database_url, *arguments)
+    assert again.output.startswith("5 rows in")
+    assert f"1 became messages: the others have keys that are live, or are in {tmp_path / 'rejects'}." in again.output
+    assert len(messages(engine)) == 4
 
 
 def test_folder_of_files(engine: Engine, database_url: str, tmp_path: Path) -> None:

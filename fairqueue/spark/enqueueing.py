@@ -62,10 +62,12 @@ class Enqueued:
     """What became of it.
 
     :param rows: that were read; with rejects, those that were refused among them.
+    :param messages: that they became; fewer where keys were live, rows were refused, or parts had been loaded before.
     :param repeated: the job had been done before, and nothing was added.
     """
 
     rows: int
+    messages: int
     repeated: bool
 
 
@@ -96,7 +98,7 @@ def enqueue(
     from pyspark.sql import Observation
     from pyspark.sql import functions as sf
 
-    from fairqueue.spark.engine.loading import progress
+    from fairqueue.spark.engine.loading import new_run, noted, notes
     from fairqueue.spark.source.options import Options
     from fairqueue.spark.source.writer import KNOWN
 
@@ -112,13 +114,15 @@ def enqueue(
     made = rows.select(*(column.alias(name) for name, column in columns.items()))
     if dict(made.dtypes)["payload"].startswith(("struct", "map", "array")):
         made = made.withColumn("payload", sf.to_json("payload", _AS_JSON))
-    name = asked.text("job")
-    repeated = name is not None and progress(asked.place, f"job/{name}") is not None
+    given["__run__"] = new_run()
+    load = notes(given["__run__"], asked.text("job"))
+    before = noted(asked.place, load)
     counted = Observation()
     made.observe(counted, sf.count(sf.lit(1)).alias("rows")).write.format("fairqueue").mode("append").options(
         **given
     ).save()
-    return Enqueued(int(counted.get["rows"]), repeated)
+    added = (noted(asked.place, load) or 0) - (before or 0)
+    return Enqueued(int(counted.get["rows"]), added, repeated=before is not None and added == 0)
 
 
 def read_files(spark: SparkSession, path: str, format: Format | None = None) -> DataFrame:  # noqa: A002
@@ -128,13 +132,13 @@ def read_files(spark: SparkSession, path: str, format: Format | None = None) -> 
     """
     from pyspark.sql import functions as sf
 
+    # Here, as the help of a command, which names the formats, does without SQLAlchemy.
+    from fairqueue.errors import InvalidValue
+
     kind = format or _format_of(path)
     if kind not in FORMATS:
         raise InvalidValue(f"format must be {', '.join(FORMATS)}, not {kind!r}")
     if kind != "files":
-    # Here, as the help of a command, which names the formats, does without SQLAlchemy.
-    from fairqueue.errors import InvalidValue
-
         settings = {"csv": _CSV, "json": _JSON}.get(kind, {})
         return spark.read.format(kind).options(**settings).load(path)
     if not re.match(_PLACE, path):

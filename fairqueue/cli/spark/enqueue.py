@@ -94,7 +94,12 @@ def enqueue(
     if done.repeated:
         click.echo(f"{done.rows:,} rows: job {job} was done before, nothing was added.")
     else:
-        click.echo(f"{done.rows:,} rows in {took:.1f} s, {done.rows / took:,.0f} a second.")
+        fewer = ""
+        if done.messages != done.rows:
+            why = "were loaded before" if commit == "direct" else "have keys that are live"
+            aside = "" if rejects is None else f", or are in {rejects}"
+            fewer = f" {done.messages:,} became messages: the others {why}{aside}."
+        click.echo(f"{done.rows:,} rows in {took:.1f} s, {done.rows / took:,.0f} a second.{fewer}")
 
 
 def _assignment(text: str) -> tuple[str, str]:

@@ -34,7 +34,20 @@ from fairqueue.errors import FairqueueError
 if TYPE_CHECKING:
     from .place import Place
 
-__all__ = ["Entered", "LoadFailed", "Part", "abandon", "clean", "enter", "load_part", "new_run", "progress", "stage"]
+__all__ = [
+    "Entered",
+    "LoadFailed",
+    "Part",
+    "abandon",
+    "clean",
+    "enter",
+    "load_part",
+    "new_run",
+    "noted",
+    "notes",
+    "progress",
+    "stage",
+]
 
 
 class LoadFailed(FairqueueError):
@@ -161,6 +174,20 @@ def progress(place: Place, name: str) -> int | None:
     with place.connect() as connection:
         row = connection.execute(f"SELECT epoch FROM {place.name('load')} WHERE name = %s".encode(), (name,)).fetchone()
     return None if row is None else int(row[0])
+
+
+def notes(run: str, job: str | None) -> tuple[str, str]:
+    """The name under which a load is noted that is entered as a whole, and that of its parts without their number."""
+    return (f"run/{run}", f"run/{run}") if job is None else (f"job/{job}", f"part/{job}")
+
+
+def noted(place: Place, names: tuple[str, str]) -> int | None:
+    """How many messages a load has made so far, by its :func:`notes`; None: there are none."""
+    load = place.name("load")
+    query = f"SELECT sum(entered)::bigint FROM {load} WHERE name = %s OR regexp_replace(name, '/[0-9]+$', '') = %s"
+    with place.connect() as connection:
+        row = connection.execute(query.encode(), names).fetchone()
+    return None if row is None else row[0]
 
 
 def abandon(place: Place, run: str) -> int:

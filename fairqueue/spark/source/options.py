@@ -11,8 +11,8 @@ from fairqueue.spark.engine.place import Place
 __all__ = ["Options"]
 
 _PLACE = {"url", "schema", "passfile"}
-# Spark's own, which come along.
-_SPARK = {"checkpointlocation", "queryname", "__datasource_name__"}
+# Spark's own, which come along; and that of enqueue().
+_HIDDEN = {"checkpointlocation", "queryname", "__datasource_name__", "__run__"}
 
 _Default = TypeVar("_Default", int, None)
 
@@ -26,7 +26,7 @@ class Options:
 
     def __init__(self, given: Mapping[str, str], known: set[str]) -> None:
         self._given = {name.lower(): value for name, value in given.items()}
-        unknown = sorted(self._given.keys() - known - _PLACE - _SPARK)
+        unknown = sorted(self._given.keys() - known - _PLACE - _HIDDEN)
         if unknown:
             raise InvalidValue(f"unknown option {unknown[0]!r}: known are {', '.join(sorted(known | _PLACE))}")
 

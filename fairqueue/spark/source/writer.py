@@ -19,7 +19,18 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from fairqueue.errors import InvalidValue
 from fairqueue.spark.engine.columns import Columns
-from fairqueue.spark.engine.loading import LoadFailed, Part, abandon, clean, enter, load_part, new_run, progress, stage
+from fairqueue.spark.engine.loading import (
+    LoadFailed,
+    Part,
+    abandon,
+    clean,
+    enter,
+    load_part,
+    new_run,
+    notes,
+    progress,
+    stage,
+)
 from fairqueue.spark.engine.rejects import Rejects, discard, keep
 
 from .options import Options
@@ -124,7 +135,8 @@ class JobWriter(DataSourceArrowWriter):
         if overwrite:
             raise InvalidValue('a queue can\'t be overwritten: write with mode("append")')
         self.rows = Rows(options, schema)
-        self.run = new_run()
+        # Chosen by enqueue(), it can be asked afterwards what became of it.
+        self.run = options.text("__run__") or new_run()
         self.direct = options.choice("commit", ("atomic", "direct")) == "direct"
         if self.direct and "key" in schema.names and options.text("on_conflict") != "raise":
             raise InvalidValue(
@@ -134,11 +146,10 @@ class JobWriter(DataSourceArrowWriter):
         job = options.text("job")
         if job is not None and len(job) > 200:
             raise InvalidValue(f"option job must have at most 200 characters, not {len(job)}")
-        #: Under which the load is noted; None: it isn't.
-        self.name = None if job is None else f"job/{job}"
-        self.prefix = f"run/{self.run}" if job is None else f"part/{job}"
+        #: Under which the load is noted, as a whole or part by part. The notes of nameless ones go after a while.
+        self.name, self.prefix = notes(self.run, job)
         # Also of a nameless one: that there is a queue is better known before any task starts.
-        self.done = progress(self.rows.place, self.name or self.prefix) is not None
+        self.done = progress(self.rows.place, self.name) is not None
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Message:
         context = TaskContext.get()
