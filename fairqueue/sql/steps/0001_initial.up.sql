@@ -4556,7 +4556,8 @@ REVOKE EXECUTE ON FUNCTION signal_truncated FROM PUBLIC;
 -- Called by stage_drop, by loaders when they have finished, and by operators as often as they like. Returns how many
 -- tables it dropped: at most 500 in one call, as a transaction can hold only so many locks; call it until it returns 0.
 -- Choose an age that no running load reaches; one whose tables are gone fails, and enters nothing. Jobs without a name
--- keep one a part for as long, so that a task which runs twice enters its part once.
+-- keep one of their own, or one a part, for as long, so that a task which runs twice enters its part once, and that they
+-- can be told how many messages they have made.
 -- Locks: these tables, against everybody, until the end of the transaction. A table that is in use is left for later.
 CREATE FUNCTION stage_clean(older_than interval DEFAULT '1 day') RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER
