@@ -13,12 +13,14 @@ spark_if_java := $(if $(or $(JAVA_HOME),$(shell command -v java)),$(spark))
 install := -m pip install --quiet --disable-pip-version-check --no-compile
 # So what it compiles at the first import has to be kept, whatever the environment says: tests start many processes.
 unexport PYTHONDONTWRITEBYTECODE
+# The queues that the benchmarks run beside this one.
+peers := awa-pg chancy dbos oban pgmq pgqueuer procrastinate
 compile := uv pip compile pyproject.toml --group dev --universal --python-version 3.11 --generate-hashes --no-header \
     --no-annotate --no-emit-index-url --no-emit-find-links --quiet \
     $(addprefix --extra ,asyncpg cli demo embedded fastapi flask pydantic testing)
 
 .DEFAULT_GOAL := help
-.PHONY: help test soak demo demo-spark example bench bench-full lint types check matrix lock clean
+.PHONY: help test soak demo demo-spark example bench bench-full lint types check matrix lock clean peers-one-by-one
 
 help:  ## this text
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -87,9 +89,17 @@ $(spark): requirements-spark.lock $(ready)
 
 .venv-bench/.ready: requirements-benchmarks.lock pyproject.toml
 	test -x .venv-bench/bin/python || $(PYTHON) -m venv .venv-bench
-	.venv-bench/bin/python $(install) --require-hashes -r requirements-benchmarks.lock
+	.venv-bench/bin/python $(install) --require-hashes -r requirements-benchmarks.lock || $(MAKE) peers-one-by-one
 	.venv-bench/bin/python $(install) --no-deps --no-build-isolation --editable .
 	touch $@
+
+# Where one of them can't be installed, as it has no wheel for this machine, the others are measured without it.
+peers-one-by-one:
+	.venv-bench/bin/python $(install) --require-hashes -r requirements.lock
+	sed -n 's/^\([A-Za-z0-9._-]*==[^ ]*\).*/\1/p' requirements-benchmarks.lock >.venv-bench/pins
+	for peer in $(peers); do \
+	    .venv-bench/bin/python $(install) --constraint .venv-bench/pins $$peer || echo "$$peer is left out."; \
+	done
 
 .venv-sa20/.ready: requirements.lock pyproject.toml
 	test -x .venv-sa20/bin/python || $(PYTHON) -m venv .venv-sa20

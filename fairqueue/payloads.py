@@ -41,6 +41,7 @@ from typing import Any, ForwardRef, NamedTuple, NoReturn, TypeVar, get_args, get
 
 from sqlalchemy import ColumnElement, Dialect, LargeBinary, Text, cast, type_coerce
 from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.sql import operators
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
 from .errors import InvalidValue
@@ -52,6 +53,12 @@ MAX_BYTES = 64 * 1024 * 1024
 
 #: What is JSON as it is, and typing's word for anything.
 _JSON_TYPES = (Any, dict, list, str, int, float, bool, NoneType)
+
+#: What compares a payload with a payload.
+_OF_PAYLOADS = (
+    *(operators.eq, operators.ne, operators.in_op, operators.not_in_op),
+    *(operators.is_distinct_from, operators.is_not_distinct_from),
+)
 
 # How JSON text writes a NUL character, which PostgreSQL's jsonb can't hold: after no or escaped backslashes.
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
@@ -107,7 +114,7 @@ class JSONPayload(TypeDecorator[Any]):
 
     def coerce_compared_value(self, op: Any, value: Any) -> Any:
         # As SQLAlchemy asks of a decorated JSON type: what stands beside ->, ? or @> is no payload itself.
-        return self.impl_instance.coerce_compared_value(op, value)
+        return self if op in _OF_PAYLOADS else self.impl_instance.coerce_compared_value(op, value)
 
     def later(self, data: Any) -> Any:
         """What stands for ``data`` until somebody reads it."""

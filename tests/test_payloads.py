@@ -233,9 +233,9 @@ def test_json_operators(session: Session) -> None:
     [document] = session.scalars(select(fq.Message).where(fq.Message.payload.has_key("doc")))
     assert document.payload == {"doc": 1}
     payload: Any = UploadMessage.payload  # type: ignore[misc]  # mypy: ambiguous, as the class is generic
-    of_path = payload.contains({"path": "a.pdf"})
-    [upload] = session.scalars(select(UploadMessage).where(of_path))
-    assert upload.payload == UPLOAD
+    for condition in (payload.contains({"path": "a.pdf"}), payload == UPLOAD, payload.in_([UPLOAD])):
+        [upload] = session.scalars(select(UploadMessage).where(condition))
+        assert upload.payload == UPLOAD
 
 
 def test_where_they_are_kept(session: Session) -> None:

@@ -23,7 +23,8 @@ The tables are called ``fairqueue.<name>``. For an installation in another schem
 
 Limitations: a foreign key to a message is followed whenever one is completed, or becomes a dead letter, so its column
 needs an index; and a trigger that this fires on the host's table runs with the queue's ``search_path``, so its function
-has to have one of its own (``ALTER FUNCTION ... SET search_path``). A message is read by its worker as a
+has to have one of its own (``ALTER FUNCTION ... SET search_path``). Alembic's autogenerate finds such a key changed,
+again and again, where the queue is in another schema than ``fairqueue``. A message is read by its worker as a
 :class:`fairqueue.LeasedMessage`, a value, not as one of these entities: an entity that is refreshed after its lease ran
 out would show, and let you complete, another worker's lease.
 """
