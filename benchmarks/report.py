@@ -37,11 +37,12 @@ $ make bench-full    # the sizes that the goals name: three hours
 ```
 
 Either writes this page, its pictures, and the figures of all repetitions (JSON) into `docs/benchmarks/`, or where
-`OUT=` says. Where there is Java, those of Spark are in it, and add half to the time. Absolute figures are those of the
-machine below; what can be compared is a ratio. Each ratio is the median of at least five pairs, measured by turns in
-the same run. Figures without a ratio may be of fewer runs: one of the other systems in Fairness and of Spark's report,
-three of the places in Peers. Scenarios were measured at different times and revisions; the line at the end of each says
-when. Server, consumers and producers share the machine."""
+`OUT=` says. Where there is Java, those of Spark are in it, which adds a third to the short run. Absolute figures are
+those of the machine below; what can be compared is a ratio. Each ratio is the median of at least five pairs, measured
+by turns in the same run. Figures without a ratio may be of fewer runs: one of the other systems in Fairness and of
+Spark's report, three of the places in Peers. Scenarios were measured at different times and revisions; the line at the
+end of each says when. Server, consumers and producers share the machine. synchronous_commit is on, but where a scenario
+says otherwise."""
 
 
 def save(folder: Path, name: str, result: Mapping[str, Any]) -> None:

@@ -3,6 +3,7 @@
 One tenant enqueues many messages, a transaction each, while nobody dequeues; then each of 50 others one. The figure is
 the time of the first dequeue, which has all that news before it, over the median of the next 200: the first one of a
 worker must not wait for a flood. The connection has dequeued from another queue before, so its plans are made.
+synchronous_commit is off.
 """
 
 from __future__ import annotations
