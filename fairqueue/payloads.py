@@ -199,10 +199,13 @@ def lazily(column: ColumnElement[Any], column_type: TypeEngine[Any] | None = Non
     return type_coerce(column, column_type)
 
 
-def declared_payload_type(message_type: type) -> Any:
+def declared_payload_type(message_type: type, generic: type) -> Any:
     """The ``Upload`` of ``class UploadMessage(TypedMessage[Upload])``; Any where that is left open, or is JSON."""
     for base in getattr(message_type, "__orig_bases__", ()):
-        found = next(iter(get_args(base)), Any)
+        origin = get_origin(base)
+        if not (isinstance(origin, type) and issubclass(origin, generic)):
+            continue  # a mixin's
+        found = get_args(base)[0]
         if isinstance(found, str | ForwardRef):
             raise InvalidValue(f"{message_type.__name__} needs a payload_type=, as its payload's type is only named")
         if not isinstance(found, TypeVar) and (get_origin(found) or found) not in _JSON_TYPES:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from enum import Enum
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 from uuid import UUID
 
 import pytest
@@ -206,7 +206,10 @@ class TestDeclared:
         class Ours(fq.TypedMessage[P]):
             __abstract__ = True
 
-        class Inheriting(Ours[Upload]):
+        class Mixin(Generic[P]):
+            pass
+
+        class Inheriting(Mixin[Page], Ours[Upload]):
             pass
 
         session.add(Inheriting("acme", UPLOAD))

@@ -109,7 +109,7 @@ class TypedMessage(Base, Generic[P]):
             cls.metadata = MetaData(schema=DEFAULT_SCHEMA)
             cls.__tablename__ = "message"
             if payload_type is _UNSAID:
-                payload_type = declared_payload_type(cls)
+                payload_type = declared_payload_type(cls, TypedMessage)
             column_type = payload_column_type(payload_type)
             if payload_type is bytes:
                 cls.payload = mapped_column("body", column_type, nullable=True)
