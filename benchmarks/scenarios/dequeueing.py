@@ -107,10 +107,7 @@ def measure(cells: Sequence[Cell], bench: Bench) -> Iterable[Record]:
 
         def once(cell: Cell, name: str) -> float:
             system, connection = bench.systems[name], connections[name]
-            missing = backlog - system.backlog(connection)
-            if missing > 0:
-                fills[name] = fills[name].more(missing)
-                system.fill(connection, fills[name])
+            fills[name] = system.fill_up(connection, fills[name], backlog)
             bench.vacuum(connection)
             task = Task(cell.batch, _SECONDS[bench.size.name], durability=cell.durability)
             return rate(bench.consumers.run(cell.consumers, databases[name], name, task))

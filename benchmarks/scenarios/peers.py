@@ -142,12 +142,10 @@ def fetching(load: Load, bench: Bench) -> Iterable[Record]:
         def once(name: str, batch: int) -> float:
             system, dsn = systems[name], database(name)
             with _connected(system, dsn) as connection:
-                missing = load.messages - system.backlog(connection)
-                if missing > 0:
-                    fill = fills[name] = fills[name].more(missing)
-                    system.fill(connection, fill)
-                    if fill.start == 0:
-                        system.settle(connection)
+                is_first = fills[name].messages == 0
+                fills[name] = system.fill_up(connection, fills[name], load.messages)
+                if is_first:
+                    system.settle(connection)
             _vacuum(dsn)
             return rate(bench.consumers.run(_CONSUMERS, dsn, name, Task(batch, seconds)))
 

@@ -94,6 +94,15 @@ class System(ABC):
         rows = [(f"{fill.prefix}{i % fill.channels}", fill.payload) for i in fill.numbers]
         self.enqueue(connection, rows)
 
+    def fill_up(self, connection: Any, last: Fill, backlog: int) -> Fill:
+        """Have so many messages again, the missing ones where the last fill ended; returns the fill that did it."""
+        missing = backlog - self.backlog(connection)
+        if missing <= 0:
+            return last
+        fill = last.more(missing)
+        self.fill(connection, fill)
+        return fill
+
     def settle(self, connection: Any) -> None:  # noqa: B027
         """Take in what a fill left to be done once."""
 
