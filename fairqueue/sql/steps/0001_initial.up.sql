@@ -2238,6 +2238,15 @@ CREATE FUNCTION plan_after() RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN 256;
 
+-- How many messages are scheduled ahead at once, at most; and no more than have been served in a row.
+--
+-- Called by scheduler_serve, scheduler_serve_shares, scheduler_settle, scheduler_extend and scheduler_plan. The more, the
+-- less probing its channels costs a message, but the longer a dequeue takes that plans: for these, a thirtieth of a
+-- second. Takes no lock.
+CREATE FUNCTION plan_most() RETURNS integer
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN 8192;
+
 -- What the scheduler keeps, compared with the rows that it was derived from: one row a difference, none when all is well.
 --
 -- Called by operators, on a live queue as well: it is one statement, so it sees one moment, and whatever dequeues and
@@ -2838,7 +2847,7 @@ BEGIN
         r.planned);
     -- As in scheduler_serve: where it came to nothing, it is not tried again at once.
     IF v_messages = 0 THEN
-        r.ahead := least(r.ahead, 2048);
+        r.ahead := least(r.ahead, plan_most() / 2);
         r.plan_at := 2 * r.ahead;
     END IF;
     UPDATE rotation t
@@ -3047,7 +3056,7 @@ DECLARE
     v_messages integer;
 BEGIN
     -- No more than that has been served since this was last done.
-    DELETE FROM plan p WHERE p.queue = v_queue AND p.place > v_place - 16384 AND p.place <= v_place - 32;
+    DELETE FROM plan p WHERE p.queue = v_queue AND p.place > v_place - 4 * plan_most() AND p.place <= v_place - 32;
 
     -- What is planned is continued only where all lanes stand behind it: one that came since would never get into it.
     IF v_planned > v_place THEN
@@ -3087,32 +3096,37 @@ BEGIN
         SELECT c.*, greatest(1, least(c.messages,
             floor((min(c.level) OVER () - (c.tag - v_tag)) / c.step + 0.000001) + 1))::integer AS share
         FROM levels c
+    -- The last one of a lane isn't planned: so the lane stays active.
     ), candidates AS MATERIALIZED (
-        SELECT s.lane, s.channel, s.since, s.share, m.row, m.id, m.step, row_number() OVER w AS nth,
-            s.tag + (sum(m.step) OVER w - m.step)::bigint AS start,
-            lead(m.dequeue_at) OVER w AS next_at, lead(m.id) OVER w AS next_id
+        SELECT s.lane, s.channel, s.since, m.row, m.id, m.dequeue_at, row_number() OVER w > s.share AS is_beyond,
+            lead(m.id) OVER w IS NULL AS is_last, s.tag + (sum(m.step) OVER w)::bigint - m.step AS start,
+            s.tag + (sum(m.step) OVER w)::bigint - m.step - lag(m.step) OVER w AS previous_start
         FROM shares s
         CROSS JOIN LATERAL (
             SELECT m.ctid AS row, m.id, m.dequeue_at, lane_step(m.cost, s.weight) AS step
             FROM message m
             WHERE m.queue = v_queue AND m.channel = s.channel AND m.leased_until IS NULL
-                AND (m.dequeue_at, m.id) >= (s.head_at, s.head_id)
+                AND (m.dequeue_at, m.id) >= (s.head_at, s.head_id) AND m.dequeue_at <= now_ms
             ORDER BY m.dequeue_at, m.id
             LIMIT s.share + 1) m
-        WINDOW w AS (PARTITION BY s.since ORDER BY m.dequeue_at, m.id)
+        WINDOW w AS (PARTITION BY s.since ORDER BY m.dequeue_at, m.id ROWS UNBOUNDED PRECEDING)
     -- Up to where a lane may have more than was looked at.
     ), planned AS MATERIALIZED (
-        SELECT c.*, row_number() OVER (ORDER BY c.start, c.since) AS place
+        SELECT c.row, c.id, c.start, c.since, c.channel,
+            row_number() OVER (ORDER BY c.start, c.since ROWS UNBOUNDED PRECEDING) AS place
         FROM candidates c
-        WHERE c.next_at <= now_ms
-            AND c.start < coalesce((SELECT min(k.start) FROM candidates k WHERE k.nth > k.share), 9223372036854775807)
+        WHERE NOT c.is_last
+            AND c.start < coalesce((SELECT min(k.start) FROM candidates k WHERE k.is_beyond), 9223372036854775807)
         ORDER BY c.start, c.since
         LIMIT (SELECT t.messages FROM total t)
+    ), last AS MATERIALIZED (
+        SELECT p.start, p.since FROM planned p ORDER BY p.place DESC LIMIT 1
+    -- A lane stands at the first of its messages that isn't planned.
     ), moves AS MATERIALIZED (
-        SELECT p.lane, sum(p.step)::bigint AS spent, max(p.start) AS last_tag, max(p.next_at) AS head_at,
-            (array_agg(p.next_id ORDER BY p.nth DESC))[1] AS head_id
-        FROM planned p
-        GROUP BY p.lane
+        SELECT c.lane, c.start, c.previous_start, c.dequeue_at, c.id
+        FROM last k CROSS JOIN candidates c
+        WHERE (c.previous_start, c.since) <= (k.start, k.since)
+            AND (c.is_last OR (c.start, c.since) > (k.start, k.since))
     ), written AS (
         INSERT INTO plan (queue, place, rows, ids, tags, sinces, channels)
         SELECT v_queue, v_planned + min(p.place),
@@ -3127,7 +3141,7 @@ BEGIN
         SELECT coalesce(sum(w.messages), 0)::integer AS messages FROM written w
     ), moved AS (
         UPDATE lane l
-        SET tag = l.tag + v.spent, head_at = v.head_at, head_id = v.head_id, planned = v.last_tag
+        SET tag = v.start, head_at = v.dequeue_at, head_id = v.id, planned = v.previous_start
         FROM moves v
         WHERE l.ctid = v.lane AND (SELECT c.messages > 0 FROM count c)
     )
@@ -3522,7 +3536,7 @@ BEGIN
         v_has_news := true;
     END IF;
     IF v_state.has_taken THEN
-        SELECT s.vtime, s.vsince, s.place, least(r.ahead + s.messages, 4096) INTO r.vtime, r.vsince, r.place, r.ahead
+        SELECT s.vtime, s.vsince, s.place, least(r.ahead + s.messages, plan_most()) INTO r.vtime, r.vsince, r.place, r.ahead
         FROM scheduler_settle(v_queue, r.turn, r.vtime, r.vsince, r.place) s;
     END IF;
     -- What was timed by a clock that was ahead has to be timed anew. Small corrections are nothing to notice.
@@ -3622,8 +3636,9 @@ BEGIN
             v_written := false;
             IF v_got = 0 THEN
                 -- It isn't tried again before the rest of the plan has been served; or as many as have been without one.
-                v_rest := CASE WHEN r.planned > r.place THEN least(r.planned - r.place, 4096) ELSE least(r.ahead, 2048) END;
-                r.ahead := least(r.ahead, 4096 - v_rest);
+                v_rest := CASE WHEN r.planned > r.place THEN least(r.planned - r.place, plan_most())
+                    ELSE least(r.ahead, plan_most() / 2) END;
+                r.ahead := least(r.ahead, plan_most() - v_rest);
                 r.plan_at := r.ahead + v_rest;
             END IF;
         END IF;
@@ -3676,7 +3691,7 @@ BEGIN
                     max_concurrency = r.max_concurrency, paused_until = r.paused_until,
                     running = CASE WHEN r.max_concurrency IS NULL THEN 0 ELSE r.running + s.messages END,
                     counted_from = r.counted_from, clock = r.clock, maintain_at = r.maintain_at,
-                    place = r.place + s.messages, planned = r.planned, ahead = least(r.ahead + s.messages, 4096),
+                    place = r.place + s.messages, planned = r.planned, ahead = least(r.ahead + s.messages, plan_most()),
                     plan_at = r.plan_at, lane_tag = coalesce(v_lane_tag, 9223372036854775807),
                     lane_since = coalesce(v_lane_since, 9223372036854775807)
                 FROM served s
@@ -3791,7 +3806,7 @@ BEGIN
                     max_concurrency = r.max_concurrency, paused_until = r.paused_until,
                     running = CASE WHEN r.max_concurrency IS NULL THEN 0 ELSE r.running + s.messages END,
                     counted_from = r.counted_from, clock = r.clock, maintain_at = r.maintain_at,
-                    place = r.place, planned = r.planned, ahead = least(r.ahead + s.messages, 4096),
+                    place = r.place, planned = r.planned, ahead = least(r.ahead + s.messages, plan_most()),
                     plan_at = r.plan_at, lane_tag = NULL, lane_since = NULL
                 FROM served s
                 WHERE t.queue = v_queue AND t.turn = r.turn AND s.is_simple
@@ -4049,7 +4064,7 @@ BEGIN
                     + (SELECT count(*) FROM passed p WHERE p.is_counted)::integer END,
             counted_from = r.counted_from, clock = r.clock, maintain_at = r.maintain_at,
             place = r.place, planned = r.planned,
-            ahead = least(r.ahead + (SELECT count(*) FROM leased), 4096), plan_at = r.plan_at,
+            ahead = least(r.ahead + (SELECT count(*) FROM leased), plan_most()), plan_at = r.plan_at,
             lane_tag = NULL, lane_since = NULL
         WHERE t.queue = r.queue AND t.turn = r.turn
     )
@@ -4138,7 +4153,7 @@ BEGIN
     vtime := coalesce(r.tag, vtime);
     vsince := coalesce(r.since, vsince);
     UPDATE rotation t
-    SET vtime = $3, vsince = $4, place = $5, ahead = least(t.ahead + $6, 4096)
+    SET vtime = $3, vsince = $4, place = $5, ahead = least(t.ahead + $6, plan_most())
     WHERE t.queue = v_queue AND t.turn = v_turn;
 END
 $$;

@@ -23,7 +23,7 @@ BEGIN
         r.planned);
     -- As in scheduler_serve: where it came to nothing, it is not tried again at once.
     IF v_messages = 0 THEN
-        r.ahead := least(r.ahead, 2048);
+        r.ahead := least(r.ahead, plan_most() / 2);
         r.plan_at := 2 * r.ahead;
     END IF;
     UPDATE rotation t

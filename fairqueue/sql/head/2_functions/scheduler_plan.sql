@@ -32,7 +32,7 @@ DECLARE
     v_messages integer;
 BEGIN
     -- No more than that has been served since this was last done.
-    DELETE FROM plan p WHERE p.queue = v_queue AND p.place > v_place - 16384 AND p.place <= v_place - 32;
+    DELETE FROM plan p WHERE p.queue = v_queue AND p.place > v_place - 4 * plan_most() AND p.place <= v_place - 32;
 
     -- What is planned is continued only where all lanes stand behind it: one that came since would never get into it.
     IF v_planned > v_place THEN
@@ -72,32 +72,37 @@ BEGIN
         SELECT c.*, greatest(1, least(c.messages,
             floor((min(c.level) OVER () - (c.tag - v_tag)) / c.step + 0.000001) + 1))::integer AS share
         FROM levels c
+    -- The last one of a lane isn't planned: so the lane stays active.
     ), candidates AS MATERIALIZED (
-        SELECT s.lane, s.channel, s.since, s.share, m.row, m.id, m.step, row_number() OVER w AS nth,
-            s.tag + (sum(m.step) OVER w - m.step)::bigint AS start,
-            lead(m.dequeue_at) OVER w AS next_at, lead(m.id) OVER w AS next_id
+        SELECT s.lane, s.channel, s.since, m.row, m.id, m.dequeue_at, row_number() OVER w > s.share AS is_beyond,
+            lead(m.id) OVER w IS NULL AS is_last, s.tag + (sum(m.step) OVER w)::bigint - m.step AS start,
+            s.tag + (sum(m.step) OVER w)::bigint - m.step - lag(m.step) OVER w AS previous_start
         FROM shares s
         CROSS JOIN LATERAL (
             SELECT m.ctid AS row, m.id, m.dequeue_at, lane_step(m.cost, s.weight) AS step
             FROM message m
             WHERE m.queue = v_queue AND m.channel = s.channel AND m.leased_until IS NULL
-                AND (m.dequeue_at, m.id) >= (s.head_at, s.head_id)
+                AND (m.dequeue_at, m.id) >= (s.head_at, s.head_id) AND m.dequeue_at <= now_ms
             ORDER BY m.dequeue_at, m.id
             LIMIT s.share + 1) m
-        WINDOW w AS (PARTITION BY s.since ORDER BY m.dequeue_at, m.id)
+        WINDOW w AS (PARTITION BY s.since ORDER BY m.dequeue_at, m.id ROWS UNBOUNDED PRECEDING)
     -- Up to where a lane may have more than was looked at.
     ), planned AS MATERIALIZED (
-        SELECT c.*, row_number() OVER (ORDER BY c.start, c.since) AS place
+        SELECT c.row, c.id, c.start, c.since, c.channel,
+            row_number() OVER (ORDER BY c.start, c.since ROWS UNBOUNDED PRECEDING) AS place
         FROM candidates c
-        WHERE c.next_at <= now_ms
-            AND c.start < coalesce((SELECT min(k.start) FROM candidates k WHERE k.nth > k.share), 9223372036854775807)
+        WHERE NOT c.is_last
+            AND c.start < coalesce((SELECT min(k.start) FROM candidates k WHERE k.is_beyond), 9223372036854775807)
         ORDER BY c.start, c.since
         LIMIT (SELECT t.messages FROM total t)
+    ), last AS MATERIALIZED (
+        SELECT p.start, p.since FROM planned p ORDER BY p.place DESC LIMIT 1
+    -- A lane stands at the first of its messages that isn't planned.
     ), moves AS MATERIALIZED (
-        SELECT p.lane, sum(p.step)::bigint AS spent, max(p.start) AS last_tag, max(p.next_at) AS head_at,
-            (array_agg(p.next_id ORDER BY p.nth DESC))[1] AS head_id
-        FROM planned p
-        GROUP BY p.lane
+        SELECT c.lane, c.start, c.previous_start, c.dequeue_at, c.id
+        FROM last k CROSS JOIN candidates c
+        WHERE (c.previous_start, c.since) <= (k.start, k.since)
+            AND (c.is_last OR (c.start, c.since) > (k.start, k.since))
     ), written AS (
         INSERT INTO plan (queue, place, rows, ids, tags, sinces, channels)
         SELECT v_queue, v_planned + min(p.place),
@@ -112,7 +117,7 @@ BEGIN
         SELECT coalesce(sum(w.messages), 0)::integer AS messages FROM written w
     ), moved AS (
         UPDATE lane l
-        SET tag = l.tag + v.spent, head_at = v.head_at, head_id = v.head_id, planned = v.last_tag
+        SET tag = v.start, head_at = v.dequeue_at, head_id = v.id, planned = v.previous_start
         FROM moves v
         WHERE l.ctid = v.lane AND (SELECT c.messages > 0 FROM count c)
     )

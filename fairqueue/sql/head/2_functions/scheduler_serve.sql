@@ -106,7 +106,7 @@ BEGIN
         v_has_news := true;
     END IF;
     IF v_state.has_taken THEN
-        SELECT s.vtime, s.vsince, s.place, least(r.ahead + s.messages, 4096) INTO r.vtime, r.vsince, r.place, r.ahead
+        SELECT s.vtime, s.vsince, s.place, least(r.ahead + s.messages, plan_most()) INTO r.vtime, r.vsince, r.place, r.ahead
         FROM scheduler_settle(v_queue, r.turn, r.vtime, r.vsince, r.place) s;
     END IF;
     -- What was timed by a clock that was ahead has to be timed anew. Small corrections are nothing to notice.
@@ -206,8 +206,9 @@ BEGIN
             v_written := false;
             IF v_got = 0 THEN
                 -- It isn't tried again before the rest of the plan has been served; or as many as have been without one.
-                v_rest := CASE WHEN r.planned > r.place THEN least(r.planned - r.place, 4096) ELSE least(r.ahead, 2048) END;
-                r.ahead := least(r.ahead, 4096 - v_rest);
+                v_rest := CASE WHEN r.planned > r.place THEN least(r.planned - r.place, plan_most())
+                    ELSE least(r.ahead, plan_most() / 2) END;
+                r.ahead := least(r.ahead, plan_most() - v_rest);
                 r.plan_at := r.ahead + v_rest;
             END IF;
         END IF;
@@ -260,7 +261,7 @@ BEGIN
                     max_concurrency = r.max_concurrency, paused_until = r.paused_until,
                     running = CASE WHEN r.max_concurrency IS NULL THEN 0 ELSE r.running + s.messages END,
                     counted_from = r.counted_from, clock = r.clock, maintain_at = r.maintain_at,
-                    place = r.place + s.messages, planned = r.planned, ahead = least(r.ahead + s.messages, 4096),
+                    place = r.place + s.messages, planned = r.planned, ahead = least(r.ahead + s.messages, plan_most()),
                     plan_at = r.plan_at, lane_tag = coalesce(v_lane_tag, 9223372036854775807),
                     lane_since = coalesce(v_lane_since, 9223372036854775807)
                 FROM served s
@@ -375,7 +376,7 @@ BEGIN
                     max_concurrency = r.max_concurrency, paused_until = r.paused_until,
                     running = CASE WHEN r.max_concurrency IS NULL THEN 0 ELSE r.running + s.messages END,
                     counted_from = r.counted_from, clock = r.clock, maintain_at = r.maintain_at,
-                    place = r.place, planned = r.planned, ahead = least(r.ahead + s.messages, 4096),
+                    place = r.place, planned = r.planned, ahead = least(r.ahead + s.messages, plan_most()),
                     plan_at = r.plan_at, lane_tag = NULL, lane_since = NULL
                 FROM served s
                 WHERE t.queue = v_queue AND t.turn = r.turn AND s.is_simple

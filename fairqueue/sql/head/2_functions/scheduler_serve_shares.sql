@@ -179,7 +179,7 @@ BEGIN
                     + (SELECT count(*) FROM passed p WHERE p.is_counted)::integer END,
             counted_from = r.counted_from, clock = r.clock, maintain_at = r.maintain_at,
             place = r.place, planned = r.planned,
-            ahead = least(r.ahead + (SELECT count(*) FROM leased), 4096), plan_at = r.plan_at,
+            ahead = least(r.ahead + (SELECT count(*) FROM leased), plan_most()), plan_at = r.plan_at,
             lane_tag = NULL, lane_since = NULL
         WHERE t.queue = r.queue AND t.turn = r.turn
     )

@@ -76,7 +76,7 @@ BEGIN
     vtime := coalesce(r.tag, vtime);
     vsince := coalesce(r.since, vsince);
     UPDATE rotation t
-    SET vtime = $3, vsince = $4, place = $5, ahead = least(t.ahead + $6, 4096)
+    SET vtime = $3, vsince = $4, place = $5, ahead = least(t.ahead + $6, plan_most())
     WHERE t.queue = v_queue AND t.turn = v_turn;
 END
 $$;
