@@ -26,7 +26,7 @@ has had, and when the last message of a rate-limited one was released.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, overload
 
@@ -65,7 +65,7 @@ def check(session: SyncSession | Connection, queue: str | None = None, *, repair
 @overload
 def check(
     session: AnyAsyncSession | AsyncConnection, queue: str | None = None, *, repair: bool = False
-) -> Awaitable[list[Difference]]: ...
+) -> Coroutine[Any, Any, list[Difference]]: ...
 def check(session: Any, queue: str | None = None, *, repair: bool = False) -> Any:
     """Compare what the scheduler keeps with the rows that it was derived from; returns the differences.
 

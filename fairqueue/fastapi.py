@@ -16,8 +16,10 @@
 
     @asynccontextmanager
     async def lifespan(app: FastAPI):
-        yield  # the worker runs here
-        await engine.dispose()  # its connections belong to this event loop; a test may start the application again
+        try:
+            yield  # the worker runs here
+        finally:
+            await engine.dispose()  # its connections belong to this event loop; a test may start the app again
 
 
     app = FastAPI(lifespan=with_worker(worker, lifespan))

@@ -56,7 +56,7 @@ from typing import Any, ParamSpec, TypeVar
 from click import Context, Group, pass_context
 from flask import Flask
 from sqlalchemy import URL, Engine
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, scoped_session
 
 from .cli import Target, commands
 from .errors import InvalidValue, translate_errors
@@ -91,6 +91,8 @@ class FairQueue:
         """
         engine = self._engine if engine is None else engine
         db: Any = app.extensions.get("sqlalchemy") if engine is None else None
+        if not hasattr(db, "metadata"):  # another extension of that name, such as Flask-SQLAlchemy-Lite
+            db = None
         if db is not None:
             with app.app_context():
                 engine = db.engine
@@ -154,7 +156,7 @@ def with_app_context(app: Flask) -> Callable[[Callable[P, R]], Callable[P, R]]:
 def _as_db_session(app: Flask, session: Session | None) -> Iterator[None]:
     """Let ``db.session`` be ``session`` in the current application context."""
     db: Any = app.extensions.get("sqlalchemy")
-    if db is None or session is None:
+    if session is None or not isinstance(getattr(db, "session", None), scoped_session):
         yield
         return
     db.session.registry.set(session)

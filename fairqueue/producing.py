@@ -44,15 +44,25 @@ again.
 given to :func:`fairqueue.translate_errors`, else SQLAlchemy's DatabaseError. A dropped message has an id, which only
 its history knows. What other open transactions have put in isn't counted, so it may be overshot by that much. A
 SERIALIZABLE transaction that enqueues to a bounded channel may meet a serialization failure.
+
+**After an error** PostgreSQL does nothing more in the transaction, and its commit is a rollback that says nothing. Who
+catches ``DuplicateKey`` or ``ChannelFull`` and goes on needs a savepoint around the call::
+
+    try:
+        with session.begin_nested():
+            fq.enqueue_unique(session, "acme", {"doc": 1}, key="index 1", on_conflict="raise")
+    except fq.DuplicateKey:
+        ...  # what was done before is still there
+    session.commit()
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from sqlalchemy import BigInteger, Connection, Double, Integer, LargeBinary, Text, cast, literal, select
+from sqlalchemy import BigInteger, Connection, Double, Integer, LargeBinary, Text, cast, event, literal, select
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Session
 from sqlalchemy.util import await_only
@@ -158,7 +168,7 @@ def enqueue_unique(
     body: bytes | None = None,
     max_attempts: int | None = None,
     backoff: float | timedelta | None = None,
-) -> Awaitable[int]: ...
+) -> Coroutine[Any, Any, int]: ...
 def enqueue_unique(
     session: SyncSession | AnyAsyncSession,
     channel: str,
@@ -167,7 +177,7 @@ def enqueue_unique(
     key: str,
     on_conflict: OnConflict = "ignore",
     **fields: Any,
-) -> int | Awaitable[int]:
+) -> int | Coroutine[Any, Any, int]:
     """Enqueue a message unless one with its key is live; returns the id of the live one, new or not.
 
     An id, not an entity: by then the message may have been served, and a producer need not have the right to read it.
@@ -201,14 +211,14 @@ def enqueue_many(
 @overload
 def enqueue_many(
     session: AnyAsyncSession, rows: Iterable[MessageRow], *, on_conflict: Literal["raise", "replace"] = "raise"
-) -> Awaitable[list[int]]: ...
+) -> Coroutine[Any, Any, list[int]]: ...
 @overload
 def enqueue_many(
     session: AnyAsyncSession, rows: Iterable[MessageRow], *, on_conflict: Literal["ignore"]
-) -> Awaitable[list[int | None]]: ...
+) -> Coroutine[Any, Any, list[int | None]]: ...
 def enqueue_many(
     session: SyncSession | AnyAsyncSession, rows: Iterable[MessageRow], *, on_conflict: OnConflict = "raise"
-) -> list[Any] | Awaitable[list[Any]]:
+) -> list[Any] | Coroutine[Any, Any, list[Any]]:
     """Enqueue any number of messages with one statement; returns their ids in the order of ``rows``.
 
     :param on_conflict: what becomes of rows whose key is live already; see :mod:`fairqueue.producing`. With
@@ -236,14 +246,15 @@ def enqueue_many(
 @overload
 def enqueue_copy(session: SyncSession, rows: Iterable[MessageRow]) -> int: ...
 @overload
-def enqueue_copy(session: AnyAsyncSession, rows: Iterable[MessageRow]) -> Awaitable[int]: ...
-def enqueue_copy(session: SyncSession | AnyAsyncSession, rows: Iterable[MessageRow]) -> int | Awaitable[int]:
+def enqueue_copy(session: AnyAsyncSession, rows: Iterable[MessageRow]) -> Coroutine[Any, Any, int]: ...
+def enqueue_copy(session: SyncSession | AnyAsyncSession, rows: Iterable[MessageRow]) -> int | Coroutine[Any, Any, int]:
     """Enqueue messages by COPY on the session's own connection, in its transaction; returns how many.
 
-    The fastest way for bulk. ``rows`` may be a generator: they are sent as they come, and not kept. A bad row ends the
-    COPY with :class:`InvalidValue`, a key that is live with :class:`DuplicateKey`, and the transaction has to be rolled
-    back. Rows with keys should come in the order of their keys, so that two calls don't wait for each other. Needs
-    psycopg.
+    The fastest way for bulk. ``rows`` may be a generator: they are sent as they come, and not kept. It can't ask this
+    session for anything meanwhile, and what it would load by the way (an expired attribute) raises
+    :class:`FairqueueError`: the connection is busy. A bad row ends the COPY with :class:`InvalidValue`, a key that is
+    live with :class:`DuplicateKey`, and the transaction has to be rolled back. Rows with keys should come in the order
+    of their keys, so that two calls don't wait for each other. Needs psycopg.
     """
 
     def run(session: Session) -> int:
@@ -256,9 +267,14 @@ def enqueue_copy(session: SyncSession | AnyAsyncSession, rows: Iterable[MessageR
             )
         now: Any = connection.scalar(select(SchemaFunction("unix_ms", clock(), type_=BigInteger)))
         copy = f"COPY {_message_table(session)} ({', '.join(COPY_COLUMNS)}) FROM STDIN"
-        if connection.dialect.is_async:
-            return await_only(_copy_async(driver, copy, copy_records(rows, now)))
-        return _copy(driver, copy, copy_records(rows, now))
+        # The driver would wait for its own connection, for ever.
+        event.listen(connection, "before_cursor_execute", _refuse)
+        try:
+            if connection.dialect.is_async:
+                return await_only(_copy_async(driver, copy, copy_records(rows, now)))
+            return _copy(driver, copy, copy_records(rows, now))
+        finally:
+            event.remove(connection, "before_cursor_execute", _refuse)
 
     return _run(_session(session), run)
 
@@ -297,7 +313,7 @@ def _session(given: Any, *, or_connection: bool = False) -> Any:
     raise InvalidValue(f"session must be a Session or an AsyncSession, or a scoped one, not {type(session).__name__}")
 
 
-def _run(session: Any, function: Callable[[Session], T]) -> T | Awaitable[T]:
+def _run(session: Any, function: Callable[[Session], T]) -> T | Coroutine[Any, Any, T]:
     """Call ``function`` with the session or connection; for one that is async, return an awaitable that does."""
 
     def run(session: Session) -> T:
@@ -311,8 +327,8 @@ def _run(session: Any, function: Callable[[Session], T]) -> T | Awaitable[T]:
 
     session = _session(session, or_connection=True)
     if hasattr(session, "run_sync"):
-        awaitable: Awaitable[T] = session.run_sync(run)
-        return awaitable
+        coroutine: Coroutine[Any, Any, T] = session.run_sync(run)
+        return coroutine
     return run(session)
 
 
@@ -323,6 +339,13 @@ def _message_table(session: Session) -> str:
         **getattr(session, "execution_options", {}),
     }
     return f"{quote(schema_of(options))}.message"
+
+
+def _refuse(*_: Any) -> None:
+    raise FairqueueError(
+        "rows of enqueue_copy can't use the session that sends them: read what they need before, or from another"
+        " session, or use enqueue_many"
+    )
 
 
 def _copy(driver: Any, copy: str, records: Iterable[tuple[Any, ...]]) -> int:

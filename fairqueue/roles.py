@@ -32,9 +32,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, text
 
-from .errors import InvalidValue
+from .errors import FairqueueError, InvalidValue
 from .schema import DEFAULT_SCHEMA, check_schema_name, chosen, quote, run
 
 __all__ = ["KINDS", "Kind", "grant", "grant_sql", "revoke", "revoke_sql"]
@@ -80,19 +80,41 @@ _RIGHTS: dict[Kind, tuple[str, ...]] = {
     ),
 }
 
+_OWNER = text(
+    "SELECT pg_catalog.pg_get_userbyid(p.proowner) AS name, pg_catalog.pg_has_role(p.proowner, 'USAGE') AS is_ours"
+    " FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace"
+    " WHERE n.nspname = :schema AND p.proname = 'schema_version' AND p.pronargs = 0"
+)
+
 
 def grant(connection: Connection, role: str, kind: Kind, schema: str | None = None) -> None:
     """Let ``role`` do what its kind does, from the end of the caller's transaction on; again changes nothing.
 
+    Raises :class:`FairqueueError` unless the caller is the owner of the queue, or a member of that role: PostgreSQL
+    answers a right that one has but may not give with no more than a warning.
+
     :param schema: that of the connection (:func:`fairqueue.in_schema`) unless given.
     """
-    for statement in grant_sql(role, kind, chosen(connection, schema)):
+    schema = chosen(connection, schema)
+    statements = grant_sql(role, kind, schema)
+    _owner(connection, schema)
+    for statement in statements:
         run(connection, statement)
 
 
 def revoke(connection: Connection, role: str, schema: str | None = None) -> None:
-    """Take all rights in the schema, of whatever kind, from ``role``."""
-    for statement in revoke_sql(role, chosen(connection, schema)):
+    """Take all rights in the schema, of whatever kind, from ``role``.
+
+    Raises as :func:`grant` does, and :class:`InvalidValue` where it is the owner's: the functions run with its rights.
+    """
+    schema = chosen(connection, schema)
+    statements = revoke_sql(role, schema)
+    if role == _owner(connection, schema):
+        raise InvalidValue(
+            f"role {role!r} owns the queue in schema {schema!r}, whose functions run with its rights:"
+            " without them nobody could enqueue or dequeue"
+        )
+    for statement in statements:
         run(connection, statement)
 
 
@@ -115,6 +137,19 @@ def revoke_sql(role: str, schema: str = DEFAULT_SCHEMA) -> list[str]:
         f"REVOKE ALL ON ALL FUNCTIONS IN SCHEMA {place} FROM {grantee}",
         f"REVOKE ALL ON SCHEMA {place} FROM {grantee}",
     ]
+
+
+def _owner(connection: Connection, schema: str) -> str | None:
+    """Whose queue it is, if there is one; an error if it isn't the caller's."""
+    owner = connection.execute(_OWNER, {"schema": schema}).one_or_none()
+    if owner is None:
+        return None
+    if not owner.is_ours:
+        raise FairqueueError(
+            f"only role {owner.name!r}, which owns the queue in schema {schema!r}, can give and take rights in it"
+        )
+    name: str = owner.name
+    return name
 
 
 def _role(role: object) -> str:

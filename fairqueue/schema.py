@@ -70,6 +70,17 @@ DO $$ BEGIN
 END $$"""
 
 
+# Whether the first schema of the search path that there is, or would be, is this one. current_schema() tells nothing of
+# a schema that isn't there yet: "$user" is the default one as soon as it is.
+_IS_DEFAULT = text("""
+    SELECT e.name = :schema
+    FROM (
+        SELECT p.nth, CASE trim(p.name, ' "') WHEN '$user' THEN current_user ELSE trim(p.name, ' "') END AS name
+        FROM unnest(string_to_array(current_setting('search_path'), ',')) WITH ORDINALITY AS p (name, nth)) e
+    WHERE e.name = :schema OR to_regnamespace(quote_ident(e.name)) IS NOT NULL
+    ORDER BY e.nth LIMIT 1""")
+
+
 def quote(name: str) -> str:
     """``name`` as an SQL identifier, quoted where it has to be."""
     # In this paramstyle the quoting leaves a percent sign as it is.
@@ -91,14 +102,16 @@ def upgrade_sql(schema: str, start: int, end: int) -> list[str]:
     """The statements of the frozen steps from version ``start`` (0: nothing installed) to ``end``."""
     _check_versions(start, end)
     scripts = [_step(version, "up") for version in range(start + 1, end + 1)]
-    return [*(_create_schema(schema) if start == 0 else [lock_sql(schema)]), *_within(schema, scripts)]
+    first = [lock_sql(schema), _as_owner(schema)] if start else _create_schema(schema)
+    return [*first, *_within(schema, scripts)]
 
 
 def downgrade_sql(schema: str, start: int, end: int) -> list[str]:
     """The statements of the frozen steps from version ``start`` back to ``end`` (0: as it was before)."""
     _check_versions(end, start)
     scripts = [_step(version, "down") for version in range(start, end, -1)]
-    return [lock_sql(schema), *_within(schema, scripts), *([_drop_schema(schema)] if end == 0 else [])]
+    last = [] if end else [_drop_schema(schema)]
+    return [lock_sql(schema), *([_as_owner(schema)] if end else []), *_within(schema, scripts), *last]
 
 
 def lock_sql(schema: str) -> str:
@@ -124,14 +137,9 @@ def chosen(connection: Connection, schema: str | None) -> str:
 def installed_version(connection: Connection, schema: str | None = None) -> int:
     """The version installed in ``schema``; 0 where there is none. Reads the catalog, takes no lock on our tables."""
     schema = chosen(connection, schema)
-    present = connection.scalar(
-        text(
-            "SELECT count(*) FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace"
-            " WHERE n.nspname = :schema AND p.proname = 'schema_version' AND p.pronargs = 0"
-        ),
-        {"schema": schema},
-    )
-    if not present:
+    # By the catalog as it is now: the snapshot of a transaction that waited for another install is of before that.
+    name = f"{quote(schema)}.schema_version()"
+    if connection.scalar(text("SELECT to_regprocedure(:name) IS NULL"), {"name": name}):
         return 0
     return run(connection, f"SELECT {quote(schema)}.schema_version()").scalar() or 0
 
@@ -207,6 +215,16 @@ def check_dialect(dialect: Dialect) -> None:
         )
 
 
+def check_apart(connection: Connection, schema: str) -> None:
+    """Raise :class:`InvalidValue` if the application's tables, which name no schema, are or would be in this one."""
+    if connection.scalar(_IS_DEFAULT, {"schema": schema}):
+        raise InvalidValue(
+            f"fairqueue is attached to schema {schema!r}, this connection's default one (by its search_path, or the"
+            " name of its role): your tables would be among those of the queue; give it a schema of its own, or say"
+            " ALTER ROLE ... SET search_path = public"
+        )
+
+
 def run(connection: Connection, statement: str) -> CursorResult[Any]:
     """Send a statement as it stands: neither a colon nor a percent sign in it is a parameter."""
     return connection.execute(text(statement.replace(":", r"\:")))
@@ -246,11 +264,27 @@ def _split(script: str) -> Iterator[str]:
 def _create_schema(schema: str) -> list[str]:
     check_schema_name(schema)
     # The comment marks a schema as ours to drop; one that was there before is left in place.
+    # In one where everybody may create functions, everybody could have ours run them, with the rights of the owner.
     create = (
         f"DO $fq$ BEGIN IF {_oid(schema)} IS NULL THEN CREATE SCHEMA {quote(schema)};"
-        f" COMMENT ON SCHEMA {quote(schema)} IS 'fairqueue'; END IF; END $fq$"
+        f" COMMENT ON SCHEMA {quote(schema)} IS 'fairqueue';"
+        f" ELSIF has_schema_privilege('public', {_oid(schema)}, 'CREATE') THEN RAISE insufficient_privilege USING"
+        f" MESSAGE = {_literal(f'everybody may create objects in schema {quote(schema)}, which the queue would run')},"
+        " HINT = 'Choose a schema of its own for the queue, or revoke CREATE on this one from PUBLIC.';"
+        " END IF; END $fq$"
     )
     return [_CHECK_SERVER, lock_sql(schema), create]
+
+
+def _as_owner(schema: str) -> str:
+    """What another role makes would be its own: the queue's functions, which run as their owner, couldn't use it."""
+    return (
+        f"DO $fq$ DECLARE owner CONSTANT name := (SELECT pg_get_userbyid(p.proowner) FROM pg_catalog.pg_proc p"
+        f" WHERE p.pronamespace = {_oid(schema)} AND p.proname = 'schema_version' AND p.pronargs = 0);"
+        " BEGIN IF owner <> current_user THEN RAISE insufficient_privilege USING"
+        f" MESSAGE = format('the queue in schema %s belongs to role %I, not to %I', {_literal(quote(schema))}, owner,"
+        " current_user), HINT = format('Migrate as that role, or SET ROLE %I before.', owner); END IF; END $fq$"
+    )
 
 
 def _drop_schema(schema: str) -> str:

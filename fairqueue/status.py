@@ -22,7 +22,7 @@ policy isn't. Where a queue's ``history_days`` is 0, ``served`` is 0.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import groupby
@@ -127,7 +127,7 @@ def status(session: SyncSession | Connection, queue: str | None = None, *, limit
 @overload
 def status(
     session: AnyAsyncSession | AsyncConnection, queue: str | None = None, *, limit: int | None = None
-) -> Awaitable[Status]: ...
+) -> Coroutine[Any, Any, Status]: ...
 def status(session: Any, queue: str | None = None, *, limit: int | None = None) -> Any:
     """Count what stands in the queues and their channels.
 

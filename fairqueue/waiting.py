@@ -43,7 +43,7 @@ from .leases import Messages, OneMessage, message_ids
 from .schedule import check_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Coroutine
 
     from sqlalchemy.ext.asyncio import AsyncEngine
     from sqlalchemy.sql.selectable import TypedReturnsRows
@@ -87,11 +87,13 @@ def wait_for(engine: Engine, messages: OneMessage, *, timeout: float | timedelta
 @overload
 def wait_for(engine: Engine, messages: Iterable[OneMessage], *, timeout: float | timedelta | None) -> list[Ending]: ...
 @overload
-def wait_for(engine: AsyncEngine, messages: OneMessage, *, timeout: float | timedelta | None) -> Awaitable[Ending]: ...
+def wait_for(
+    engine: AsyncEngine, messages: OneMessage, *, timeout: float | timedelta | None
+) -> Coroutine[Any, Any, Ending]: ...
 @overload
 def wait_for(
     engine: AsyncEngine, messages: Iterable[OneMessage], *, timeout: float | timedelta | None
-) -> Awaitable[list[Ending]]: ...
+) -> Coroutine[Any, Any, list[Ending]]: ...
 def wait_for(engine: Engine | AsyncEngine, messages: Messages, *, timeout: float | timedelta | None) -> Any:
     """Wait until messages have ended: completed, dead, cancelled or dropped. A failure that is retried is no end.
 

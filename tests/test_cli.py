@@ -125,6 +125,10 @@ def test_a_pause_holds_for_a_channel_a_queue_and_a_time(run: Run, session: Sessi
     assert acts.take(session, 3) == []
     run("channel", "resume", "--all-channels")
     assert acts.take(session, 3) == ["acme", "acme"]
+    policies = session.scalars(select(fq.Channel.name)).all()
+    for misspelt in (["Acme"], ["acme"], ["acme", "--queue", "mails"], ["--all-channels"]):
+        assert "is not paused" in run("channel", "resume", *misspelt, code=1).stderr
+    assert session.scalars(select(fq.Channel.name)).all() == policies
 
 
 def test_message_show(run: Run, session: Session) -> None:
@@ -197,6 +201,16 @@ def test_check_finds_repairs_and_says_so_by_its_code(run: Run, session: Session)
     repaired = document(run("check", "--repair", "--json"))
     assert ([each["queue"] for each in repaired["differences"]], repaired["left"]) == (["default"], [])
     run("check")
+    assert "queue 'defualt' has no message and no policy" in run("check", "defualt", code=1).stderr
+
+
+def test_repairs_whatever_the_database_says_of_isolation(run: Run, session: Session, engine: Engine) -> None:
+    acts.put(session, "acme", 2)
+    acts.take(session)
+    acts.sql(session, "DELETE FROM fairqueue.lane")
+    name = engine.url.database
+    acts.sql(session, f"ALTER DATABASE \"{name}\" SET default_transaction_isolation = 'repeatable read'")
+    assert run("check", "--repair").stdout.endswith("\n1 difference repaired.\n")
 
 
 def test_grant(run: Run, engine: Engine) -> None:
@@ -222,7 +236,7 @@ def test_grant(run: Run, engine: Engine) -> None:
 class TestMigrate:
     def test_installs_once(self, empty_database_url: str, run: Run) -> None:
         options = ("--dsn", empty_database_url, "--schema", "My Q")
-        assert "run `fairqueue migrate`" in run(*options, "status", code=1).stderr
+        assert "`fairqueue migrate`; or name another" in run(*options, "status", code=1).stderr
         sql = run(*options, "migrate", "--sql").stdout
         assert run(*options, "migrate").stdout == f"Schema My Q is installed, version {schema.HEAD}.\n"
         assert run(*options, "migrate").stdout == f"Schema My Q is at version {schema.HEAD} already.\n"

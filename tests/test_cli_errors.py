@@ -139,7 +139,9 @@ def test_a_role_without_rights(command: list[str], stranger: str, database_url: 
 
 
 def test_a_schema_that_may_not_be_made(stranger: str) -> None:
-    assert "permission denied for database" in complaint("--dsn", stranger, "--schema", "q2", "migrate", code=1)
+    line = complaint("--dsn", stranger, "--schema", "q2", "migrate", code=1)
+    assert "permission denied for database" in line
+    assert "its owner can GRANT CREATE ON DATABASE" in line
 
 
 @pytest.mark.parametrize("options", [["status"], ["status", "--json"], ["channel", "set", "acme", "--weight", "1"]])

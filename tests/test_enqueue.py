@@ -220,6 +220,16 @@ class TestCopy:
         session.rollback()
         assert rows(observer(raw, database_url)) == {}
 
+    def test_rows_that_need_the_session(self, session: Session) -> None:
+        """The driver would wait for ever for its own connection."""
+        message = fq.enqueue(session, "acme", "first")
+        session.commit()  # and what is known of it expires
+        with pytest.raises(fq.FairqueueError, match="rows of enqueue_copy can't use the session that sends them"):
+            fq.enqueue_copy(session, ({"channel": message.channel} for _ in range(3)))
+        session.rollback()
+        assert fq.enqueue_copy(session, [{"channel": message.channel, "payload": "second"}]) == 1
+        assert payloads(session) == ["first", "second"]
+
     def test_rows_are_not_kept(self, session: Session) -> None:
         """Each is written before the next one is made."""
         alive: set[int] = set()

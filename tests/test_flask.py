@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -117,6 +118,18 @@ def test_another_schema(host: HostOf, empty_database_url: str) -> None:
     done = shop.app.test_cli_runner().invoke(args=["fairqueue", "status"])
     assert done.exit_code == 0, done.output
     assert "acme" in done.output
+
+
+def test_another_extension_of_that_name(engine: Engine) -> None:
+    """Such as Flask-SQLAlchemy-Lite, which has no metadata, and a session that is none that stands for others."""
+    app = Flask("theirs")
+    with Session(engine) as its, Session(engine) as given:
+        app.extensions["sqlalchemy"] = SimpleNamespace(session=its)
+        with pytest.raises(fq.InvalidValue, match="engine must be an Engine or a URL"):
+            FairQueue(app)
+        FairQueue(app, engine)
+        handler = with_app_context(app)(lambda session: session)
+        assert handler(given) is given
 
 
 def test_flushes_raise_our_errors(host: HostOf, database_url: str) -> None:

@@ -423,6 +423,25 @@ class TestJobs:
             granted.owner.execute(SQL("DROP ROLE {0}; CREATE ROLE {0}").format(Identifier(granted.name(kind))))
 
 
+class TestOwner:
+    def test_nobody_else_gives_or_takes(self, granted: Roles) -> None:
+        """PostgreSQL only warns of a right that one has and may not give."""
+        operator = granted.engine("operator")
+        with operator.connect() as connection:
+            with pytest.raises(fq.FairqueueError, match=r"only role .* can give and take rights"):
+                roles.grant(connection, granted.name("worker"), "observer", granted.place)
+            with pytest.raises(fq.FairqueueError, match=r"only role .* can give and take rights"):
+                roles.revoke(connection, granted.name("worker"), granted.place)
+        operator.dispose()
+
+    def test_it_keeps_its_own(self, engine: Engine) -> None:
+        """The functions run with them."""
+        with engine.connect() as connection:
+            me = connection.scalar(text("SELECT current_user")) or ""
+            with pytest.raises(fq.InvalidValue, match=f"role '{me}' owns the queue"):
+                roles.revoke(connection, me)
+
+
 class TestBadInput:
     @pytest.mark.parametrize("role", ["public", "none", "", None, 7, "x" * 64, "ü" * 32, "nul\x00"])
     def test_role(self, role: Any) -> None:

@@ -14,7 +14,7 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Connection, Engine, MetaData, inspect, make_url, text
-from sqlalchemy.exc import NotSupportedError
+from sqlalchemy.exc import DBAPIError, NotSupportedError
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
 
@@ -170,11 +170,14 @@ class TestForeignObjects:
 
 
 class TestInstall:
-    def test_at_the_same_time(self, empty: Engine) -> None:
+    @pytest.mark.parametrize("level", ["READ COMMITTED", "SERIALIZABLE"])
+    def test_at_the_same_time(self, empty: Engine, level: str) -> None:
+        """What the others have installed is seen, though the transaction is older than that."""
         start = Barrier(4)
 
         def install(_: int) -> None:
-            with empty.begin() as connection:
+            with empty.execution_options(isolation_level=level).begin() as connection:
+                connection.execute(text("SELECT 1"))
                 start.wait()
                 schema.install(connection)
 
@@ -261,12 +264,45 @@ class TestInstall:
             schema.install(connection)
             assert inspect(connection).get_schema_names() == ["information_schema", "one", "public"]
             fq.verify(connection)
-            me: str = connection.execute(text("SELECT current_user")).scalar_one()
-            roles.grant(connection, me, "worker")
-            roles.revoke(connection, me)
+            roles.grant(connection, "pg_monitor", "worker")
+            roles.revoke(connection, "pg_monitor")
             schema.uninstall(connection)
             with pytest.raises(fq.SchemaVersionError, match="schema 'one' has no fairqueue"):
                 fq.verify(connection)
+
+    def test_where_everybody_may_create(self, empty: Engine) -> None:
+        """A function of theirs could be taken for one that ours call, and run with the rights of the owner."""
+        run(empty, ["CREATE SCHEMA theirs", "GRANT CREATE ON SCHEMA theirs TO PUBLIC"])
+        with empty.connect() as connection:
+            with pytest.raises(DBAPIError, match="everybody may create objects in schema theirs"):
+                schema.install(connection, "theirs")
+            connection.rollback()
+            assert schema.installed_version(connection, "theirs") == 0
+        run(empty, ["REVOKE CREATE ON SCHEMA theirs FROM PUBLIC", *schema.upgrade_sql("theirs", 0, schema.HEAD)])
+
+    @pytest.mark.parametrize(
+        ("path", "refused"),
+        [
+            ('"$user", public', True),
+            ('nothing,"$user"', True),
+            ("public", False),
+            ('public, "$user"', False),
+            ("", False),
+        ],
+    )
+    def test_that_the_applications_tables_would_be_in(self, empty: Engine, path: str, refused: bool) -> None:
+        """As a role has the name of the schema: then it is the default one as soon as it is there."""
+        with empty.begin() as connection:
+            me: str = connection.execute(text("SELECT current_user")).scalar_one()
+            connection.execute(text("SELECT set_config('search_path', :path, true)"), {"path": path})
+            metadata = MetaData()
+            fq.attach(metadata, schema=me)
+            if not refused:
+                metadata.create_all(connection)
+                return
+            with pytest.raises(fq.InvalidValue, match=f"schema '{me}', this connection's default one"):
+                metadata.create_all(connection)
+            assert not inspect(connection).has_schema(me)
 
     @pytest.mark.parametrize("name", ["", "x" * 64, "ü" * 32, "nul\0", "half \ud83d", "$fq$", None, 7])
     def test_names_that_are_none(self, name: str) -> None:

@@ -4,12 +4,13 @@ The order is that of the plan. Whatever is to be done beside serving waits for t
 """
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, select, text, update
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
@@ -105,6 +106,58 @@ def test_a_message_that_is_gone_keeps_nobody(session: Session, order: Ids, worke
     finish(session, workers, *done)
 
 
+def cancelled(session: Session, id_: int) -> None:
+    session.execute(fq.cancel(id_))
+
+
+def replaced(session: Session, id_: int) -> None:
+    channel = session.scalars(select(fq.Message.channel).where(fq.Message.id == id_)).one()
+    session.execute(update(fq.Message).where(fq.Message.id == id_).values(key="k"))
+    session.commit()
+    assert fq.enqueue_unique(session, channel, "new", key="k", on_conflict="replace") == id_
+
+
+@pytest.mark.parametrize("lose", [cancelled, replaced])
+def test_what_was_taken_past_one_that_is_gone_was_not_for_nothing(
+    session: Session, order: Ids, workers: list[psycopg.Connection], lose: Callable[[Session, int], None]
+) -> None:
+    """Its channel gets no more for it than the one, and who comes then starts where the others are."""
+    done = [dequeue(workers[0])]
+    lose(session, order[3])
+    session.commit()
+    sql(session, "DELETE FROM fairqueue.signal")  # as if it had been committed while they were at it
+    for _ in range(40):
+        done.append(dequeue(workers[1]))
+        workers[1].commit()
+    workers[0].commit()
+    put(session, "late", 50)
+    batch = lease_of(session, 28)
+    served = Counter(message.channel for message in batch)
+    assert {served[channel] for channel in CHANNELS} <= {3, 4, 5}
+    assert served["late"] == 4
+    finish(session, workers, *done, [message.id for message in batch])
+
+
+def test_what_was_taken_past_what_is_rolled_back_was_not_for_nothing(
+    session: Session, order: Ids, workers: list[psycopg.Connection]
+) -> None:
+    """Though the plan is taken back then, as a message comes before what is planned."""
+    dequeue(workers[0], 6)
+    done = []
+    for _ in range(40):
+        done.append(dequeue(workers[1]))
+        workers[1].commit()
+    workers[0].rollback()
+    put(session, "b", priority=5)
+    put(session, "late", 50)
+    batch = lease_of(session, 28)
+    served = Counter(message.channel for message in batch)
+    assert {served[channel] for channel in CHANNELS} <= {3, 4, 5}
+    assert served["late"] == 4
+    assert {*order[:6]} <= {message.id for message in batch}
+    finish(session, workers, *done, [message.id for message in batch])
+
+
 @pytest.fixture
 def dequeue_after(raw: Raw, database_url: str) -> DequeueAfter:
     """Two dequeue 24 messages, one after the other; between them something happens for which the second has to wait."""
@@ -122,6 +175,24 @@ def dequeue_after(raw: Raw, database_url: str) -> DequeueAfter:
         return done, served
 
     return run
+
+
+def edited(session: Session, id_: int) -> None:
+    session.execute(update(fq.Message).where(fq.Message.id == id_).values(payload="new"))
+
+
+@pytest.mark.parametrize("change", [replaced, edited])
+def test_a_message_that_is_changed_keeps_its_place(
+    session: Session, order: Ids, dequeue_after: DequeueAfter, change: Callable[[Session, int], None]
+) -> None:
+    """Nothing that is planned after it in its channel is served before it, though others are at it."""
+
+    def meanwhile() -> None:
+        change(session, order[30])
+        session.commit()
+
+    done, served = dequeue_after(meanwhile, "commit")
+    assert done + served == order[:48]
 
 
 @pytest.mark.parametrize("news", [a_message_comes, a_lease_runs_out])

@@ -83,10 +83,13 @@ class TestPage:
         pytester.makeconftest(conftest)
         pytester.makepyfile(
             """
+            import logging
             import fairqueue as fq
             import pytest
             from fairqueue.testing import assert_enqueued, drain
             from sqlalchemy import text
+
+            logger = logging.getLogger("app")
 
             @pytest.mark.parametrize("_", range(2))
             def test_invoice(fairqueue_session, _):
@@ -97,10 +100,56 @@ class TestPage:
                 fairqueue_session.commit()
                 assert fairqueue_session.scalar(text("SELECT count(*) FROM alembic_version")) == 1
                 assert_enqueued(fairqueue_session)
+                assert not logger.disabled
             """
         )
         run().assert_outcomes(passed=2)
         assert (pytester.path / "log").read_text() == "upgrade "
+
+    def test_another_schema(self, pytester: pytest.Pytester, run: Run) -> None:
+        """And an application that keeps a connection to what it has installed, in its own pool."""
+        pytester.makeconftest(
+            FILES["jobs/conftest.py"]
+            + """
+from sqlalchemy import MetaData, create_engine
+
+metadata = MetaData()
+fq.attach(metadata, schema="jobs")
+engines = []
+
+
+@pytest.fixture(scope="session")
+def fairqueue_install():
+    def install(engine):
+        engines.append(create_engine(engine.url))
+        metadata.create_all(engines[0])
+
+    return install
+"""
+        )
+        pytester.makepyfile(
+            """
+            import asyncio
+            import fairqueue as fq
+            from fairqueue.testing import assert_enqueued
+            from sqlalchemy.ext.asyncio import AsyncSession
+
+            def test_one(fairqueue_session, fairqueue_clock):
+                fq.enqueue(fairqueue_session, "acme", delay=60)
+                fairqueue_session.commit()
+                fairqueue_clock.tick(60)
+                assert len(fairqueue_session.scalars(fq.dequeue()).all()) == 1
+
+            def test_another(fairqueue_async_engine):
+                async def act():
+                    async with AsyncSession(fairqueue_async_engine) as session:
+                        fq.enqueue(session, "acme")
+                        await assert_enqueued(session)
+
+                asyncio.run(act())
+            """
+        )
+        run().assert_outcomes(passed=2)
 
 
 class TestDatabases:

@@ -24,10 +24,9 @@ from typing import TYPE_CHECKING, Any
 from alembic.util import DispatchPriority, PriorityDispatchResult
 from sqlalchemy import MetaData
 
-from fairqueue.errors import InvalidValue
 from fairqueue.installation import Installation
 from fairqueue.installation import installations as attached
-from fairqueue.schema import installed_version, mismatch
+from fairqueue.schema import check_apart, installed_version, mismatch
 
 from .ops import FairqueueOp, move
 
@@ -55,11 +54,7 @@ def compare(context: AutogenContext, upgrade_ops: UpgradeOps) -> PriorityDispatc
     """
     assert context.connection is not None  # autogenerate always has one
     for installation in installations(context.metadata).values():
-        if installation.schema == context.connection.dialect.default_schema_name:
-            raise InvalidValue(
-                f"fairqueue is attached to schema {installation.schema!r}, this connection's default one:"
-                " autogenerate could not tell its tables from yours; give it a schema of its own"
-            )
+        check_apart(context.connection, installation.schema)
         if not installation.manage:
             continue
         found = installed_version(context.connection, installation.schema)

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from .base import Group
+from .base import Failed, Group
 from .output import NOTHING, as_json, duration, echo, echo_json, make_console, make_table, moment, number, printable
 from .target import Target, now, pass_target
 from .types import Duration, Moment
@@ -170,13 +170,23 @@ def pause(
 def resume(target: Target, name: str | None, queue: str, all_channels: bool) -> None:
     """End the pause of channel NAME, or of a queue.
 
-    Channels that are paused by themselves stay so when their queue is resumed. Rights: operator.
+    Channels that are paused by themselves stay so when their queue is resumed. Exit code 1 if it isn't paused: its name
+    may be misspelt. Rights: operator.
     """
+    from sqlalchemy import select
+
+    from fairqueue.models import Channel, Queue
     from fairqueue.policies import resume
 
     _check_place(name, all_channels)
+    statement = resume(queue=queue, channel=name)
+    paused = select(Queue.paused).where(Queue.name == queue)
+    if name is not None:
+        paused = select(Channel.paused).where(Channel.queue == queue, Channel.name == name)
     with target.session() as session:
-        session.execute(resume(queue=queue, channel=name))
+        if not session.scalar(paused):
+            raise Failed(f"{_place(name, queue)} is not paused")
+        session.execute(statement)
         session.commit()
     echo(f"{_place(name, queue)} is resumed.")
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import click
 
-from .base import Command
+from .base import Command, Failed
 from .output import as_json, echo, echo_json, number
 from .target import Target, pass_target
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
 
 __all__ = ["check", "grant", "migrate"]
 
@@ -68,6 +71,8 @@ def check(context: click.Context, target: Target, queue: str | None, repair: boo
 
     with target.session() as session:
         found = left = check(session, queue)
+        if queue is not None and not found and not _is_known(session, queue):
+            raise Failed(f"queue {queue!r} has no message and no policy, and nobody has dequeued from it")
         session.commit()
         if repair and found:
             for name in sorted({difference.queue for difference in found}):
@@ -84,6 +89,16 @@ def check(context: click.Context, target: Target, queue: str | None, repair: boo
         echo(_verdict(len(found), len(left), repair))
     if left:
         context.exit(1)
+
+
+def _is_known(session: Session, queue: str) -> bool:
+    from sqlalchemy import exists, or_, select
+
+    from fairqueue.models import Channel, Message, Queue, rotation
+
+    places = (rotation.c.queue, Message.queue, Queue.name, Channel.queue)
+    known: bool = session.scalars(select(or_(*(exists().where(place == queue) for place in places)))).one()
+    return known
 
 
 def _verdict(found: int, left: int, repair: bool) -> str:

@@ -58,5 +58,7 @@ def _of_database(error: DBAPIError) -> str:
         message = " ".join(str(driver).split()) or type(driver).__name__
         ways = (way_out for words, way_out in _CONNECTION.items() if words in message)
         return f"{message}; {next(ways, 'check the database URL, and that the server runs')}"
+    if message.startswith("permission denied for database"):
+        return f"{message}; its owner can GRANT CREATE ON DATABASE, or CREATE SCHEMA ... AUTHORIZATION, to this role"
     way_out = _WAYS_OUT.get(code or "") or getattr(diagnostics, "message_hint", None)
     return f"{message}; {way_out}" if way_out else message

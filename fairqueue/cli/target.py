@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -40,14 +40,16 @@ class Target:
         from fairqueue.schema import check_schema_name
 
         check_schema_name(self.schema)
+        # Repairs, and installs side by side, need it, whatever the application's engine or the database says.
+        options: dict[str, Any] = {"isolation_level": "READ COMMITTED", **in_schema(self.schema)}
         if self.place is None:
             raise Invalid("no database is named; use --dsn, FAIRQUEUE_DSN or DATABASE_URL")
         if not isinstance(self.place, str):
-            yield self.place.execution_options(**in_schema(self.schema))
+            yield self.place.execution_options(**options)
             return
         engine = _engine(self.place)
         try:
-            yield engine.execution_options(**in_schema(self.schema))
+            yield engine.execution_options(**options)
         finally:
             engine.dispose()
 
@@ -81,7 +83,8 @@ class Target:
         found = self.version(connection)
         if found == 0:
             raise Failed(
-                f"schema {self.schema!r} has no fairqueue; run `fairqueue migrate`, or name another by --schema"
+                f"schema {self.schema!r} has no fairqueue; run the application's migrations or, where it has none,"
+                " `fairqueue migrate`; or name another by --schema"
             )
         raise Failed(
             f"schema {self.schema!r} holds version {found} of fairqueue, this program needs {HEAD};"

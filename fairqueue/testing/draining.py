@@ -33,7 +33,7 @@ be READ COMMITTED; if another connection is dequeueing from the queue at that mo
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, overload
@@ -77,7 +77,7 @@ def drain(
     queue: str | None = None,
     raises: bool = True,
     limit: int = 1000,
-) -> Awaitable[Drained]: ...
+) -> Coroutine[Any, Any, Drained]: ...
 def drain(
     where: Any,
     handler: Worker | Callable[..., Any],

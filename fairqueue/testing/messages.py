@@ -25,7 +25,7 @@ are among them. Not enqueued is what is leased, completed, or dead.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Coroutine
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 
@@ -60,7 +60,7 @@ class _Fields(TypedDict, total=False):
 @overload
 def enqueued(session: SyncSession, **fields: Unpack[_Fields]) -> list[Message]: ...
 @overload
-def enqueued(session: AnyAsyncSession, **fields: Unpack[_Fields]) -> Awaitable[list[Message]]: ...
+def enqueued(session: AnyAsyncSession, **fields: Unpack[_Fields]) -> Coroutine[Any, Any, list[Message]]: ...
 def enqueued(session: Any, **fields: Any) -> Any:
     """The messages that are enqueued and have all that is given, in the order in which they were enqueued.
 
@@ -89,7 +89,7 @@ def assert_enqueued(session: SyncSession, *, count: int = 1, **fields: Unpack[_F
 @overload
 def assert_enqueued(
     session: AnyAsyncSession, *, count: int = 1, **fields: Unpack[_Fields]
-) -> Awaitable[list[Message]]: ...
+) -> Coroutine[Any, Any, list[Message]]: ...
 def assert_enqueued(session: Any, *, count: int = 1, **fields: Any) -> Any:
     """Raise AssertionError unless just ``count`` messages are :func:`enqueued` that have all that is given.
 
@@ -114,7 +114,7 @@ def assert_enqueued(session: Any, *, count: int = 1, **fields: Any) -> Any:
     return _asserted(*answer) if isinstance(answer, tuple) else _awaited(answer)
 
 
-async def _awaited(answer: Awaitable[tuple[list[Message], str | None]]) -> list[Message]:
+async def _awaited(answer: Coroutine[Any, Any, tuple[list[Message], str | None]]) -> list[Message]:
     __tracebackhide__ = True
     return _asserted(*await answer)
 

@@ -91,6 +91,8 @@ def _fairqueue_template(
                 )
         name = make_url(url).database
         assert name is not None
+        # An application that has installed it may have kept a connection, in the pool of its own engine.
+        _fairqueue_databases.close(name)
         yield name
 
 

@@ -1,6 +1,6 @@
 """What enqueueing takes and returns, for each kind of session."""
 
-from collections.abc import Awaitable
+from collections.abc import Coroutine
 from datetime import UTC, datetime, timedelta
 from typing import Any, assert_type
 
@@ -67,9 +67,15 @@ def models() -> None:
 
 def testing(session: Session, asynchronous: AsyncSession) -> None:
     assert_type(enqueued(session, payload=1, containing={}, key=None, at=datetime.now(UTC)), list[fq.Message])
-    assert_type(enqueued(asynchronous), Awaitable[list[fq.Message]])
+    _ = assert_type(enqueued(asynchronous), Coroutine[Any, Any, list[fq.Message]])
     assert_type(assert_enqueued(session, queue="q", channel="acme", count=2), list[fq.Message])
-    assert_type(assert_enqueued(asynchronous, key="k"), Awaitable[list[fq.Message]])
+    _ = assert_type(assert_enqueued(asynchronous, key="k"), Coroutine[Any, Any, list[fq.Message]])
+
+
+async def forgotten(session: AsyncSession) -> None:
+    """An await."""
+    fq.enqueue_many(session, ROWS)  # type: ignore[unused-coroutine]  # pyright: ignore[reportUnusedCoroutine]
+    assert_enqueued(session)  # type: ignore[unused-coroutine]  # pyright: ignore[reportUnusedCoroutine]
 
 
 def mistakes(session: Session) -> None:

@@ -357,7 +357,11 @@ CREATE TABLE plan (
     channels  text[]    NOT NULL,
     -- Read from the place of the rotation on, so no dequeue walks over the entries of what was served.
     CONSTRAINT plan_pkey PRIMARY KEY (queue, place)
-) WITH (autovacuum_vacuum_scale_factor = 0.05);
+) WITH (
+    autovacuum_vacuum_scale_factor = 0.05,
+    -- Else those of long names are compressed, and a dequeue would decompress the whole row for each of its messages.
+    toast_tuple_target = 8160
+);
 
 -- Policy of a queue, a namespace of channels that workers subscribe to; and the default policy of its channels.
 --
@@ -2586,7 +2590,8 @@ BEGIN
     UPDATE rotation t
     SET turn = r.turn + 1, activations = r.activations, due_floor = r.due_floor, lease_floor = r.lease_floor,
         max_concurrency = r.max_concurrency, paused_until = r.paused_until, running = r.running,
-        counted_from = r.turn, clock = v_now, idle_floor = -1, swept = '', planned = t.place, ahead = 0,
+        counted_from = r.turn, clock = v_now, idle_floor = -1, swept = '', place = greatest(t.place, t.planned),
+        planned = greatest(t.place, t.planned), ahead = 0,
         plan_at = plan_after(), lane_tag = NULL, lane_since = NULL,
         -- All signals are to be read again, whatever they say.
         news_from = '0', news_open = '{}', urgent_from = '0', urgent_open = '{}'
@@ -3722,7 +3727,8 @@ BEGIN
                 PERFORM scheduler_unplan(v_queue);
                 v_bound_tag := 9223372036854775807;
                 v_bound_since := 9223372036854775807;
-                r.planned := r.place;
+                -- Not the same places again: they would be looked for among the dead entries of those that were there.
+                r.place := r.planned;
                 r.ahead := 0;
                 r.plan_at := plan_after();
                 v_written := false;
@@ -4079,7 +4085,8 @@ $$;
 --
 -- Called by scheduler_serve and queue_repair, within the turn, which nobody who takes from the plan has at the same
 -- time: all that was taken is committed, or rolled back. What was rolled back, or was not there to be taken, stays
--- planned, at the head of the plan.
+-- planned, at the head of the plan: with the last of the tags that its lane had there, as if what was taken had been
+-- served before it. Else a lane whose plan is taken back then would owe nothing for what it got meanwhile.
 -- Locks: the rotation of the queue, and the rows of taken and plan that it deletes, which nobody else writes.
 --
 -- Returns the new virtual time and place, and how many messages were taken.
@@ -4100,33 +4107,44 @@ DECLARE
     v_queue CONSTANT text := $1;
     v_turn CONSTANT bigint := $2;
     v_place CONSTANT bigint := $5;
-    v_ids bigint[];
     v_last bigint;
     r record;
 BEGIN
-    WITH gone AS (
-        DELETE FROM taken k WHERE k.queue = v_queue AND k.turn = v_turn
-        RETURNING k.*
-    )
-    SELECT count(*), array_agg(x), max(g.place) INTO messages, v_ids, v_last
-    FROM gone g CROSS JOIN unnest(g.ids) AS x;
+    SELECT sum(cardinality(k.ids)), max(k.place) INTO messages, v_last
+    FROM taken k WHERE k.queue = v_queue AND k.turn = v_turn;
     IF v_last - v_place > messages THEN
-        -- Those that are left come last, in the places of all.
         WITH gone AS (
             DELETE FROM plan p
             WHERE p.queue = v_queue AND p.place > v_place - 32 AND p.place <= v_last
             RETURNING p.*
+        -- What was taken is found by sorting: a join would be a loop.
+        ), marked AS (
+            SELECT e.*, bool_or(e.row IS NULL) OVER (PARTITION BY e.id) AS is_taken
+            FROM (
+                SELECT e.row, e.id, e.tag, e.since, e.channel, g.place + e.nth - 1 AS place
+                FROM gone g
+                CROSS JOIN LATERAL unnest(g.rows, g.ids, g.tags, g.sinces, g.channels) WITH ORDINALITY
+                    AS e (row, id, tag, since, channel, nth)
+                WHERE g.place + e.nth - 1 > v_place
+                UNION ALL
+                SELECT NULL, x.id, NULL, NULL, NULL, NULL
+                FROM taken k CROSS JOIN LATERAL unnest(k.ids) AS x (id)
+                WHERE k.queue = v_queue AND k.turn = v_turn) e
         ), planned AS MATERIALIZED (
-            SELECT e.row, e.id, e.tag, e.since, e.channel, g.place + e.nth - 1 AS place, e.id <> ALL (v_ids) AS is_left
-            FROM gone g
-            CROSS JOIN LATERAL unnest(g.rows, g.ids, g.tags, g.sinces, g.channels) WITH ORDINALITY
-                AS e (row, id, tag, since, channel, nth)
-            WHERE g.place + e.nth - 1 > v_place
-        ), left_over AS (
-            SELECT p.*, row_number() OVER (ORDER BY p.place) AS nth,
-                (SELECT max(k.place) FROM planned k) - count(*) OVER () AS before
+            SELECT m.* FROM marked m WHERE m.row IS NOT NULL
+        ), lanes AS (
+            SELECT p.since, p.channel, array_agg(p.tag ORDER BY p.place DESC) AS tags,
+                array_agg(p.row ORDER BY p.place DESC) FILTER (WHERE NOT p.is_taken) AS rows,
+                array_agg(p.id ORDER BY p.place DESC) FILTER (WHERE NOT p.is_taken) AS ids
             FROM planned p
-            WHERE p.is_left
+            GROUP BY p.since, p.channel
+        -- They come last, in the places of all.
+        ), left_over AS MATERIALIZED (
+            SELECT e.row, e.id, l.tags[e.nth] AS tag, l.since, l.channel,
+                row_number() OVER (ORDER BY l.tags[e.nth], l.since) AS nth,
+                (SELECT max(p.place) FROM planned p) - count(*) OVER () AS before
+            FROM lanes l
+            CROSS JOIN LATERAL unnest(l.rows, l.ids) WITH ORDINALITY AS e (row, id, nth)
         ), written AS (
             INSERT INTO plan (queue, place, rows, ids, tags, sinces, channels)
             SELECT v_queue, min(l.before + l.nth),
@@ -4140,14 +4158,15 @@ BEGIN
         FROM (SELECT) AS one
         LEFT JOIN LATERAL (
             SELECT p.tag, p.since FROM planned p
-            WHERE p.place < (SELECT min(l.place) FROM left_over l)
-            ORDER BY p.place DESC LIMIT 1) p ON true;
+            WHERE (p.tag, p.since) < (SELECT l.tag, l.since FROM left_over l WHERE l.nth = 1)
+            ORDER BY p.tag DESC, p.since DESC LIMIT 1) p ON true;
     ELSE
         SELECT v_last AS place, p.tags[v_last - p.place + 1] AS tag, p.sinces[v_last - p.place + 1] AS since INTO r
         FROM plan p
         WHERE p.queue = v_queue AND p.place <= v_last AND p.place > v_last - 32
         ORDER BY p.place DESC LIMIT 1;
     END IF;
+    DELETE FROM taken k WHERE k.queue = v_queue AND k.turn = v_turn;
     -- Unless somebody has damaged the plan, there is a last one.
     place := coalesce(r.place, v_last);
     vtime := coalesce(r.tag, vtime);
@@ -4375,16 +4394,15 @@ BEGIN
         WHERE p.queue = v_queue AND p.place > v_place - 32
         RETURNING p.*
     ), planned AS MATERIALIZED (
-        SELECT e.channel, e.since, min(e.tag) AS tag, min(m.dequeue_at) AS head_at,
+        SELECT e.channel, min(e.tag) AS tag, min(m.dequeue_at) AS head_at,
             (array_agg(m.id ORDER BY m.dequeue_at, m.id) FILTER (WHERE m.id IS NOT NULL))[1] AS head_id
         FROM gone g
-        CROSS JOIN LATERAL unnest(g.ids, g.tags, g.sinces, g.channels) WITH ORDINALITY
-            AS e (id, tag, since, channel, nth)
+        CROSS JOIN LATERAL unnest(g.ids, g.tags, g.channels) WITH ORDINALITY AS e (id, tag, channel, nth)
         -- By its id alone, so that no index but that one can be used for it.
         LEFT JOIN LATERAL (SELECT m.* FROM message m WHERE m.id = e.id OFFSET 0) m
             ON m.queue = v_queue AND m.channel = e.channel AND m.leased_until IS NULL
         WHERE g.place + e.nth - 1 > v_place
-        GROUP BY e.channel, e.since
+        GROUP BY e.channel
     )
     UPDATE lane l
     SET tag = p.tag, planned = -1, head_at = least(p.head_at, l.head_at),
@@ -4394,7 +4412,7 @@ BEGIN
         SELECT k.ctid AS row FROM lane k
         WHERE k.queue = v_queue AND k.channel = p.channel
         ORDER BY k.tag DESC LIMIT 1) k
-    WHERE l.ctid = k.row AND l.since = p.since;
+    WHERE l.ctid = k.row;
 END
 $$;
 
@@ -4690,13 +4708,12 @@ FOR EACH ROW
 WHEN (OLD.counted IS NOT NULL AND OLD.leased_until IS NOT NULL)
 EXECUTE FUNCTION signal_freed();
 
--- A lease that ended without completion, or a user's edit, may put a ready message before the head of its lane.
--- Leasing itself (leased_until set) does not fire it.
+-- A lease that ended without completion, or a user's edit, may put a ready message before the head of its lane; and
+-- whatever is changed of one that is planned, its row is another one then. Leasing (leased_until set) does not fire it.
 CREATE TRIGGER message_moved
-AFTER UPDATE OF queue, channel, dequeue_at, leased_until ON message
+AFTER UPDATE ON message
 FOR EACH ROW
-WHEN (NEW.leased_until IS NULL AND (OLD.leased_until IS NOT NULL OR OLD.queue <> NEW.queue
-    OR OLD.channel <> NEW.channel OR OLD.dequeue_at <> NEW.dequeue_at))
+WHEN (NEW.leased_until IS NULL)
 EXECUTE FUNCTION signal_moved();
 
 -- TRUNCATE takes leases away without a word to the other triggers.

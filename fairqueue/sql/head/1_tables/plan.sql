@@ -16,4 +16,8 @@ CREATE TABLE plan (
     channels  text[]    NOT NULL,
     -- Read from the place of the rotation on, so no dequeue walks over the entries of what was served.
     CONSTRAINT plan_pkey PRIMARY KEY (queue, place)
-) WITH (autovacuum_vacuum_scale_factor = 0.05);
+) WITH (
+    autovacuum_vacuum_scale_factor = 0.05,
+    -- Else those of long names are compressed, and a dequeue would decompress the whole row for each of its messages.
+    toast_tuple_target = 8160
+);

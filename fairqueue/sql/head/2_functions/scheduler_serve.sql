@@ -292,7 +292,8 @@ BEGIN
                 PERFORM scheduler_unplan(v_queue);
                 v_bound_tag := 9223372036854775807;
                 v_bound_since := 9223372036854775807;
-                r.planned := r.place;
+                -- Not the same places again: they would be looked for among the dead entries of those that were there.
+                r.place := r.planned;
                 r.ahead := 0;
                 r.plan_at := plan_after();
                 v_written := false;

@@ -28,16 +28,15 @@ BEGIN
         WHERE p.queue = v_queue AND p.place > v_place - 32
         RETURNING p.*
     ), planned AS MATERIALIZED (
-        SELECT e.channel, e.since, min(e.tag) AS tag, min(m.dequeue_at) AS head_at,
+        SELECT e.channel, min(e.tag) AS tag, min(m.dequeue_at) AS head_at,
             (array_agg(m.id ORDER BY m.dequeue_at, m.id) FILTER (WHERE m.id IS NOT NULL))[1] AS head_id
         FROM gone g
-        CROSS JOIN LATERAL unnest(g.ids, g.tags, g.sinces, g.channels) WITH ORDINALITY
-            AS e (id, tag, since, channel, nth)
+        CROSS JOIN LATERAL unnest(g.ids, g.tags, g.channels) WITH ORDINALITY AS e (id, tag, channel, nth)
         -- By its id alone, so that no index but that one can be used for it.
         LEFT JOIN LATERAL (SELECT m.* FROM message m WHERE m.id = e.id OFFSET 0) m
             ON m.queue = v_queue AND m.channel = e.channel AND m.leased_until IS NULL
         WHERE g.place + e.nth - 1 > v_place
-        GROUP BY e.channel, e.since
+        GROUP BY e.channel
     )
     UPDATE lane l
     SET tag = p.tag, planned = -1, head_at = least(p.head_at, l.head_at),
@@ -47,6 +46,6 @@ BEGIN
         SELECT k.ctid AS row FROM lane k
         WHERE k.queue = v_queue AND k.channel = p.channel
         ORDER BY k.tag DESC LIMIT 1) k
-    WHERE l.ctid = k.row AND l.since = p.since;
+    WHERE l.ctid = k.row;
 END
 $$;
