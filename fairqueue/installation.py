@@ -57,7 +57,8 @@ def attach(metadata: MetaData, schema: str = _schema.DEFAULT_SCHEMA, *, manage: 
     def install(target: MetaData, connection: Connection, **_: Any) -> None:
         if known[schema].manage:
             _schema.check_dialect(connection.dialect)
-            _schema.check_apart(connection, schema)
+            if any(table.schema is None for table in target.tables.values()):
+                _schema.check_apart(connection, schema)
             _schema.install(connection, schema)
 
     def uninstall(target: MetaData, connection: Connection, **of_event: Any) -> None:

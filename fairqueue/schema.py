@@ -70,6 +70,13 @@ DO $$ BEGIN
 END $$"""
 
 
+# In both ways: the second is of now, whatever the snapshot of a transaction that waited for another install; but it may
+# go by what this connection remembers, until a statement has touched the catalog.
+_IS_INSTALLED = text("""
+    SELECT EXISTS (SELECT FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
+        WHERE n.nspname = :schema AND p.proname = 'schema_version' AND p.pronargs = 0)
+        OR to_regprocedure(:name) IS NOT NULL""")
+
 # Whether the first schema of the search path that there is, or would be, is this one. current_schema() tells nothing of
 # a schema that isn't there yet: "$user" is the default one as soon as it is.
 _IS_DEFAULT = text("""
@@ -137,9 +144,8 @@ def chosen(connection: Connection, schema: str | None) -> str:
 def installed_version(connection: Connection, schema: str | None = None) -> int:
     """The version installed in ``schema``; 0 where there is none. Reads the catalog, takes no lock on our tables."""
     schema = chosen(connection, schema)
-    # By the catalog as it is now: the snapshot of a transaction that waited for another install is of before that.
     name = f"{quote(schema)}.schema_version()"
-    if connection.scalar(text("SELECT to_regprocedure(:name) IS NULL"), {"name": name}):
+    if not connection.scalar(_IS_INSTALLED, {"schema": schema, "name": name}):
         return 0
     return run(connection, f"SELECT {quote(schema)}.schema_version()").scalar() or 0
 

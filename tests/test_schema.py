@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import Connection, Engine, MetaData, inspect, make_url, text
+from sqlalchemy import Connection, Engine, MetaData, Table, inspect, make_url, text
 from sqlalchemy.exc import DBAPIError, NotSupportedError
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
@@ -177,7 +177,7 @@ class TestInstall:
 
         def install(_: int) -> None:
             with empty.execution_options(isolation_level=level).begin() as connection:
-                connection.execute(text("SELECT 1"))
+                assert schema.installed_version(connection) == 0
                 start.wait()
                 schema.install(connection)
 
@@ -295,14 +295,17 @@ class TestInstall:
         with empty.begin() as connection:
             me: str = connection.execute(text("SELECT current_user")).scalar_one()
             connection.execute(text("SELECT set_config('search_path', :path, true)"), {"path": path})
-            metadata = MetaData()
-            fq.attach(metadata, schema=me)
+            elsewhere, metadata = MetaData(schema="public"), MetaData()
+            for each in (elsewhere, metadata):
+                Table("document", each)
+                fq.attach(each, schema=me)
             if not refused:
-                metadata.create_all(connection)
+                schema.check_apart(connection, me)
                 return
             with pytest.raises(fq.InvalidValue, match=f"schema '{me}', this connection's default one"):
                 metadata.create_all(connection)
             assert not inspect(connection).has_schema(me)
+            elsewhere.create_all(connection)
 
     @pytest.mark.parametrize("name", ["", "x" * 64, "ü" * 32, "nul\0", "half \ud83d", "$fq$", None, 7])
     def test_names_that_are_none(self, name: str) -> None:

@@ -182,6 +182,14 @@ def edited(session: Session, id_: int) -> None:
 
 
 @pytest.mark.parametrize("change", [replaced, edited])
+def test_a_change_is_no_more_urgent_than_an_arrival(session: Session, change: Callable[[Session, int], None]) -> None:
+    """So that floods of them keep nobody waiting for a policy."""
+    change(session, put(session, "acme")[0])
+    session.commit()
+    assert {*session.scalars(text("SELECT urgent FROM fairqueue.signal"))} == {False}
+
+
+@pytest.mark.parametrize("change", [replaced, edited])
 def test_a_message_that_is_changed_keeps_its_place(
     session: Session, order: Ids, dequeue_after: DequeueAfter, change: Callable[[Session, int], None]
 ) -> None:

@@ -63,7 +63,9 @@ class Databases:
     def close(self, name: str) -> None:
         """Let nobody in any more, and put out who is: a database that somebody uses can't be copied."""
         self._execute("ALTER DATABASE {name} ALLOW_CONNECTIONS false", name)
-        self._admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name])
+        # Of this role: PostgreSQL refuses that of others, and its own, to whoever is no superuser.
+        ours = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND usename = current_user"
+        self._admin.execute(ours, [name])
 
     def _drop_finished(self) -> None:
         """One test late: right after it, its backends may still be on their way out, and DROP would wait."""

@@ -4529,8 +4529,10 @@ AS $$
 DECLARE
     v_counted CONSTANT bigint := CASE WHEN OLD.leased_until IS NOT NULL THEN OLD.counted END;
 BEGIN
+    -- A mere edit is no more urgent than an arrival: it only matters to what is planned, and may come in floods.
     INSERT INTO signal (queue, channel, dequeue_at, message_id, counted, urgent)
-    VALUES (NEW.queue, NEW.channel, NEW.dequeue_at, NEW.id, v_counted, true);
+    VALUES (NEW.queue, NEW.channel, NEW.dequeue_at, NEW.id, v_counted, OLD.leased_until IS NOT NULL
+        OR (OLD.queue, OLD.channel, OLD.dequeue_at) IS DISTINCT FROM (NEW.queue, NEW.channel, NEW.dequeue_at));
     IF NEW.dequeue_at <= unix_ms(clock()) THEN
         PERFORM queue_notify(NEW.queue);
     END IF;
