@@ -288,6 +288,25 @@ def test_odd_rows_stop_nobody_else(raw: Raw, database_url: str, columns: str) ->
     assert served == ["acme", "acme"]
 
 
+@pytest.mark.parametrize("before", [3, 4, 10])
+def test_the_last_of_all_ids(raw: Raw, database_url: str, before: int) -> None:
+    """Right behind what a batch takes of its channel."""
+    connection = impatient(raw, database_url)
+    connection.autocommit = True
+    connection.execute(
+        "INSERT INTO fairqueue.message (channel, dequeue_at) SELECT 'evil', 0 FROM generate_series(1, %s)", (before,)
+    )
+    connection.execute(
+        "INSERT INTO fairqueue.message (channel, dequeue_at, id) OVERRIDING SYSTEM VALUE"
+        " VALUES ('evil', 0, 9223372036854775807)"
+    )
+    served = [
+        len(connection.execute("SELECT FROM fairqueue.message_dequeue('default', %s)", (before,)).fetchall())
+        for _ in range(2)
+    ]
+    assert served == [before, 1]
+
+
 def test_heavy_messages_of_light_channels(raw: Raw, database_url: str) -> None:
     """The largest cost and the least weight, in the largest batches: virtual time doesn't run out of numbers."""
     connection = impatient(raw, database_url)

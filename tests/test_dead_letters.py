@@ -109,15 +109,17 @@ class TestKept:
         session.commit()
         assert results(session, fq.redrive(id_)) == [(id_, "not_found")]
 
-    def test_one_that_can_not_die(self, session: Session) -> None:
+    @pytest.mark.parametrize("when", ["", " DEFERRABLE INITIALLY DEFERRED"])
+    def test_one_that_can_not_die(self, session: Session, when: str) -> None:
         """A foreign key of the application's keeps it; others whose last leases ran out at the same time do die."""
         kept, other = put(session, "acme", max_attempts=1) + put(session, "globex", max_attempts=1)
-        sql(session, "CREATE TABLE public.invoice (message_id bigint REFERENCES fairqueue.message)")
+        sql(session, f"CREATE TABLE public.invoice (message_id bigint REFERENCES fairqueue.message{when})")
         sql(session, "INSERT INTO public.invoice VALUES (:id)", id=kept)
         expired = lease_of(session, 2)
         for attempt in (2, 3):
             expire(session, [message.id for message in expired])
             (again,) = expired = lease_of(session, 2)
+            session.commit()
             assert (again.id, again.attempt) == (kept, attempt)
             assert "no dead letter: update or delete on table" in str(again.error)
             assert dead(session) == [other]

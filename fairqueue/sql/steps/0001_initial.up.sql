@@ -2819,8 +2819,22 @@ LANGUAGE plpgsql
 SET search_path FROM CURRENT
 SET lock_timeout = '100ms'
 AS $$
+DECLARE
+    r record;
 BEGIN
     PERFORM message_finish(ids, 'dead', 'the lease of the last attempt ran out');
+    -- Deferred ones now, too: at the commit they would undo the whole dequeue, and each one after it.
+    FOR r IN
+        SELECT format('%I.%I', n.nspname, c.conname) AS name, c.condeferred
+        FROM pg_constraint c JOIN pg_namespace n ON n.oid = c.connamespace
+        WHERE c.contype = 'f' AND c.confrelid = 'message'::regclass AND c.condeferrable
+            AND has_schema_privilege(n.oid, 'USAGE')
+    LOOP
+        EXECUTE format('SET CONSTRAINTS %s IMMEDIATE', r.name);
+        IF r.condeferred THEN
+            EXECUTE format('SET CONSTRAINTS %s DEFERRED', r.name);
+        END IF;
+    END LOOP;
     RETURN NULL;
 EXCEPTION WHEN others THEN
     RETURN SQLERRM;
@@ -4025,7 +4039,8 @@ BEGIN
                 min(k.dequeue_at) FILTER (WHERE NOT (k.taken OR k.is_held)) AS free_at,
                 min(k.id) FILTER (WHERE NOT (k.taken OR k.is_held)) AS free_id,
                 max(k.dequeue_at) FILTER (WHERE k.is_last) AS next_at,
-                max(k.id) FILTER (WHERE k.is_last) + 1 AS next_id, max(k.dequeue_at) AS last_at
+                -- Of the last of all numbers there is none behind it.
+                least(max(k.id) FILTER (WHERE k.is_last), 9223372036854775806) + 1 AS next_id, max(k.dequeue_at) AS last_at
             FROM marked k CROSS JOIN LATERAL (
                 SELECT count(*) AS passed FROM passed p WHERE p.lane = k.lane AND NOT keep) u
             GROUP BY k.lane) m

@@ -8,8 +8,22 @@ LANGUAGE plpgsql
 SET search_path FROM CURRENT
 SET lock_timeout = '100ms'
 AS $$
+DECLARE
+    r record;
 BEGIN
     PERFORM message_finish(ids, 'dead', 'the lease of the last attempt ran out');
+    -- Deferred ones now, too: at the commit they would undo the whole dequeue, and each one after it.
+    FOR r IN
+        SELECT format('%I.%I', n.nspname, c.conname) AS name, c.condeferred
+        FROM pg_constraint c JOIN pg_namespace n ON n.oid = c.connamespace
+        WHERE c.contype = 'f' AND c.confrelid = 'message'::regclass AND c.condeferrable
+            AND has_schema_privilege(n.oid, 'USAGE')
+    LOOP
+        EXECUTE format('SET CONSTRAINTS %s IMMEDIATE', r.name);
+        IF r.condeferred THEN
+            EXECUTE format('SET CONSTRAINTS %s DEFERRED', r.name);
+        END IF;
+    END LOOP;
     RETURN NULL;
 EXCEPTION WHEN others THEN
     RETURN SQLERRM;

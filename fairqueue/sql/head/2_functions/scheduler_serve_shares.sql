@@ -134,7 +134,8 @@ BEGIN
                 min(k.dequeue_at) FILTER (WHERE NOT (k.taken OR k.is_held)) AS free_at,
                 min(k.id) FILTER (WHERE NOT (k.taken OR k.is_held)) AS free_id,
                 max(k.dequeue_at) FILTER (WHERE k.is_last) AS next_at,
-                max(k.id) FILTER (WHERE k.is_last) + 1 AS next_id, max(k.dequeue_at) AS last_at
+                -- Of the last of all numbers there is none behind it.
+                least(max(k.id) FILTER (WHERE k.is_last), 9223372036854775806) + 1 AS next_id, max(k.dequeue_at) AS last_at
             FROM marked k CROSS JOIN LATERAL (
                 SELECT count(*) AS passed FROM passed p WHERE p.lane = k.lane AND NOT keep) u
             GROUP BY k.lane) m
