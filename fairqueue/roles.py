@@ -35,7 +35,7 @@ from typing import Literal
 from sqlalchemy import Connection, text
 
 from .errors import FairqueueError, InvalidValue
-from .schema import DEFAULT_SCHEMA, check_schema_name, chosen, quote, run
+from .schema import DEFAULT_SCHEMA, VERSION_FUNCTION, check_schema_name, chosen, quote, run
 
 __all__ = ["KINDS", "Kind", "grant", "grant_sql", "revoke", "revoke_sql"]
 
@@ -82,8 +82,7 @@ _RIGHTS: dict[Kind, tuple[str, ...]] = {
 
 _OWNER = text(
     "SELECT pg_catalog.pg_get_userbyid(p.proowner) AS name, pg_catalog.pg_has_role(p.proowner, 'USAGE') AS is_ours"
-    " FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace"
-    " WHERE n.nspname = :schema AND p.proname = 'schema_version' AND p.pronargs = 0"
+    f" {VERSION_FUNCTION}"
 )
 
 

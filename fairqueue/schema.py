@@ -70,12 +70,15 @@ DO $$ BEGIN
 END $$"""
 
 
+#: The function that says which version there is, in the catalog; as p, in :schema.
+VERSION_FUNCTION = (
+    "FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace"
+    " WHERE n.nspname = :schema AND p.proname = 'schema_version' AND p.pronargs = 0"
+)
+
 # In both ways: the second is of now, whatever the snapshot of a transaction that waited for another install; but it may
 # go by what this connection remembers, until a statement has touched the catalog.
-_IS_INSTALLED = text("""
-    SELECT EXISTS (SELECT FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
-        WHERE n.nspname = :schema AND p.proname = 'schema_version' AND p.pronargs = 0)
-        OR to_regprocedure(:name) IS NOT NULL""")
+_IS_INSTALLED = text(f"SELECT EXISTS (SELECT {VERSION_FUNCTION}) OR to_regprocedure(:name) IS NOT NULL")
 
 # Whether the first schema of the search path that there is, or would be, is this one. current_schema() tells nothing of
 # a schema that isn't there yet: "$user" is the default one as soon as it is.

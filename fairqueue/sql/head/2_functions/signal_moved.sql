@@ -1,5 +1,5 @@
--- Trigger function of message_moved: a signal for a message that became ready, or whose place changed; with it the end
--- of its lease, if that was counted; and a notification, if workers wait for one.
+-- Trigger function of message_moved: a signal for a message that became ready, or was changed while it was; with it the
+-- end of its lease, if that was counted; and a notification, if workers wait for one.
 --
 -- Locks: none that anybody waits for, but for notifications (queue_notify); it appends a row.
 CREATE FUNCTION signal_moved() RETURNS trigger
