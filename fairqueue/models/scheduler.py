@@ -77,6 +77,7 @@ rotation = Table(
     Column("held_from", DateTime(timezone=True), nullable=False, server_default=sql("'infinity'")),
     Column("held_since", DateTime(timezone=True), nullable=False, server_default=sql("'infinity'")),
     Column("held_at", DateTime(timezone=True), nullable=False, server_default=sql("'infinity'")),
+    Column("arrival_tag", BigInteger, nullable=False, server_default=sql("0")),
     PrimaryKeyConstraint("queue", "turn", name="rotation_pkey"),
 )
 

@@ -8,8 +8,8 @@ BEGIN
     END LOOP;
 END
 $$;
--- It takes a row of rotation.
-DROP FUNCTION scheduler_serve_shares;
+-- They take or return a row of rotation.
+DROP FUNCTION scheduler_serve_shares, scheduler_settle;
 DROP TABLE channel, dead_message, dropped, feed, history, lane, load, message, plan, queue, rotation, signal, stage,
     taken;
 DROP FUNCTION channel_set,
@@ -77,7 +77,6 @@ DROP FUNCTION channel_set,
     scheduler_reclaim,
     scheduler_recount,
     scheduler_serve,
-    scheduler_settle,
     scheduler_sweep,
     scheduler_taken,
     scheduler_tidy,

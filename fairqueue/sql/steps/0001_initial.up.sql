@@ -341,11 +341,11 @@ CREATE UNIQUE INDEX message_key ON message (queue, channel, key) WHERE key IS NO
 
 -- What comes next, where much is waiting: the order of a queue's next messages, scheduled ahead.
 --
--- Written by dequeues alone, one at a time for each queue: by scheduler_plan, scheduler_unplan and scheduler_settle.
--- Read by these and scheduler_serve, and by message_dequeue, side by side. A row is a stretch of the order, as arrays:
--- its n-th message stands at rows[n], has ids[n], starts at the tag tags[n] and belongs to activation sinces[n] of the
--- lane of channels[n], which itself stands behind all of its planned messages. What isn't beyond the place of the
--- rotation has been served.
+-- Written by dequeues alone, one at a time for each queue: by scheduler_plan and scheduler_unplan. Read by these,
+-- scheduler_settle and scheduler_serve, and by message_dequeue, side by side. A row is a stretch of the order, as
+-- arrays: its n-th message stands at rows[n], has ids[n], starts at the tag tags[n] and belongs to activation sinces[n]
+-- of the lane of channels[n], which itself stands behind all of its planned messages. What isn't beyond the place of
+-- the rotation has been served.
 CREATE TABLE plan (
     queue     text      NOT NULL,
     -- That of its first message: what was ever planned is numbered. A row has 32 messages at most.
@@ -421,7 +421,7 @@ CREATE TABLE rotation (
     queue            text        NOT NULL,
     turn             bigint      NOT NULL,
     -- Start tag of the message served last, but for what was taken from plan since: where a channel that becomes active
-    -- starts. Only ever grows.
+    -- starts.
     vtime            bigint      NOT NULL,
     -- The lane of that message: every ready lane comes after (vtime, vsince).
     vsince           bigint      NOT NULL,
@@ -466,6 +466,9 @@ CREATE TABLE rotation (
     held_from        timestamptz NOT NULL DEFAULT 'infinity',
     held_since       timestamptz NOT NULL DEFAULT 'infinity',
     held_at          timestamptz NOT NULL DEFAULT 'infinity',
+    -- While lanes stand behind what others got, because of planned messages that weren't there to be taken: up to where
+    -- these got it. A channel that becomes active starts there, if that is beyond vtime.
+    arrival_tag      bigint      NOT NULL DEFAULT 0,
     CONSTRAINT rotation_pkey PRIMARY KEY (queue, turn)
 ) WITH (autovacuum_vacuum_scale_factor = 0.05);
 
@@ -2569,8 +2572,7 @@ BEGIN
         RETURNING t.* INTO r;
     END IF;
     IF EXISTS (SELECT FROM taken k WHERE k.queue = v_queue AND k.turn = r.turn) THEN
-        SELECT s.vtime, s.vsince, s.place INTO r.vtime, r.vsince, r.place
-        FROM scheduler_settle(v_queue, r.turn, r.vtime, r.vsince, r.place) s;
+        r := scheduler_settle(v_queue);
     END IF;
     DELETE FROM taken k WHERE k.queue = v_queue;
     -- Beyond every turn that is named anywhere, so that nothing that was counted before counts.
@@ -2590,7 +2592,8 @@ BEGIN
     UPDATE rotation t
     SET turn = r.turn + 1, activations = r.activations, due_floor = r.due_floor, lease_floor = r.lease_floor,
         max_concurrency = r.max_concurrency, paused_until = r.paused_until, running = r.running,
-        counted_from = r.turn, clock = v_now, idle_floor = -1, swept = '', place = greatest(t.place, t.planned),
+        counted_from = r.turn, clock = v_now, idle_floor = -1, swept = '', arrival_tag = 0,
+        place = greatest(t.place, t.planned),
         planned = greatest(t.place, t.planned), ahead = 0,
         plan_at = plan_after(), lane_tag = NULL, lane_since = NULL,
         -- All signals are to be read again, whatever they say.
@@ -2699,7 +2702,8 @@ RETURN CASE
 -- running[i], where it isn't null, is how many there are, counted anew in this turn. The policy is read again each time.
 -- With rebuild, the place is that of the first ready message, and null says that there is none.
 --
--- A channel that becomes active starts at max(its own tag, vtime): neither a pause nor a new name gains anything.
+-- A channel that becomes active starts at max(its own tag, vtime, the rotation's arrival_tag): neither a pause nor a new
+-- name gains anything.
 -- Locks: the lanes it changes; nobody else writes lanes while the turn is held.
 --
 -- Returns the number of activations so far, the earliest time at which one of the lanes that now wait is due, and whether
@@ -2722,18 +2726,20 @@ AS $$
 DECLARE
     v_queue CONSTANT text := $1;
     v_turn CONSTANT bigint := $2;
-    v_vtime CONSTANT bigint := $3;
     v_activations CONSTANT bigint := $11;
+    v_start bigint;
+    v_is_planned boolean;
 BEGIN
+    SELECT greatest(vtime, t.arrival_tag), t.planned > t.place INTO v_start, v_is_planned
+    FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
     -- Before what is planned of a channel: then the plan is no longer the order.
-    IF (SELECT t.planned > t.place FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1)
-        AND EXISTS (
-            SELECT FROM unnest(channels, ats, ids) AS n (channel, at, id)
-            CROSS JOIN LATERAL (
-                SELECT l.* FROM lane l
-                WHERE l.queue = v_queue AND l.channel = n.channel
-                ORDER BY l.tag DESC LIMIT 1) l
-            WHERE l.planned >= v_vtime AND (n.at, n.id) < (l.head_at, l.head_id))
+    IF v_is_planned AND EXISTS (
+        SELECT FROM unnest(channels, ats, ids) AS n (channel, at, id)
+        CROSS JOIN LATERAL (
+            SELECT l.* FROM lane l
+            WHERE l.queue = v_queue AND l.channel = n.channel
+            ORDER BY l.tag DESC LIMIT 1) l
+        WHERE l.planned >= vtime AND (n.at, n.id) < (l.head_at, l.head_id))
     THEN
         PERFORM scheduler_unplan(v_queue);
     END IF;
@@ -2782,7 +2788,7 @@ BEGIN
     ), changed AS (
         UPDATE lane l
         SET due = w.new_due,
-            tag = CASE WHEN w.becomes_ready THEN greatest(l.tag, v_vtime) ELSE l.tag END,
+            tag = CASE WHEN w.becomes_ready THEN greatest(l.tag, v_start) ELSE l.tag END,
             since = CASE WHEN w.becomes_ready THEN v_activations + w.nth ELSE l.since END,
             head_at = coalesce(w.new_at, l.head_at), head_id = w.new_id,
             weight = w.weight, max_concurrency = w.max_concurrency, release_interval = w.release_interval,
@@ -2796,7 +2802,7 @@ BEGIN
     ), born AS (
         INSERT INTO lane (queue, channel, due, tag, since, head_at, head_id, weight, max_concurrency, release_interval,
             burst, paused_until, running, counted_from, released_at, planned)
-        SELECT v_queue, w.channel, w.new_due, v_vtime, CASE WHEN w.becomes_ready THEN v_activations + w.nth ELSE 0 END,
+        SELECT v_queue, w.channel, w.new_due, v_start, CASE WHEN w.becomes_ready THEN v_activations + w.nth ELSE 0 END,
             coalesce(w.new_at, 0), w.new_id, w.weight, w.max_concurrency, w.release_interval, w.burst, w.paused_until,
             w.new_running, CASE WHEN w.counted IS NULL THEN 0 ELSE v_turn END, 0, -1
         FROM wanted w
@@ -3544,7 +3550,11 @@ BEGIN
         FROM (SELECT) AS one LEFT JOIN queue q ON q.name = v_queue
         RETURNING t AS rotation, true AS has_urgent, true AS has_news, false AS has_taken INTO v_state;
     END IF;
-    r := v_state.rotation;
+    IF v_state.has_taken THEN
+        r := scheduler_settle(v_queue);
+    ELSE
+        r := v_state.rotation;
+    END IF;
     v_has_urgent := v_state.has_urgent;
     v_has_news := v_state.has_news;
     IF greatest(r.news_from, r.urgent_from) > pg_snapshot_xmax(pg_current_snapshot()) THEN
@@ -3553,10 +3563,6 @@ BEGIN
         r.urgent_from := '0';
         v_has_urgent := true;
         v_has_news := true;
-    END IF;
-    IF v_state.has_taken THEN
-        SELECT s.vtime, s.vsince, s.place, least(r.ahead + s.messages, plan_most()) INTO r.vtime, r.vsince, r.place, r.ahead
-        FROM scheduler_settle(v_queue, r.turn, r.vtime, r.vsince, r.place) s;
     END IF;
     -- What was timed by a clock that was ahead has to be timed anew. Small corrections are nothing to notice.
     v_rebuild := v_now < r.clock - 1000;
@@ -4099,96 +4105,62 @@ $$;
 -- Moves the virtual time on to the last message that was taken from the plan without the turn.
 --
 -- Called by scheduler_serve and queue_repair, within the turn, which nobody who takes from the plan has at the same
--- time: all that was taken is committed, or rolled back. What was rolled back, or was not there to be taken, stays
--- planned, at the head of the plan: with the last of the tags that its lane had there, as if what was taken had been
--- served before it. Else a lane whose plan is taken back then would owe nothing for what it got meanwhile.
--- Locks: the rotation of the queue, and the rows of taken and plan that it deletes, which nobody else writes.
+-- time: all that was taken is committed, or rolled back. Where one of those that were passed over is left, because it
+-- was rolled back, or was not there to be taken, the plan is taken back: it was made as if that one came first.
+-- Locks: the rotation of the queue, and the rows of taken that it deletes, which nobody else writes; and as
+-- scheduler_unplan.
 --
--- Returns the new virtual time and place, and how many messages were taken.
-CREATE FUNCTION scheduler_settle(
-    queue text, turn bigint, INOUT vtime bigint, INOUT vsince bigint, INOUT place bigint, OUT messages integer
-)
+-- Returns the rotation as it is now.
+CREATE FUNCTION scheduler_settle(queue text) RETURNS rotation
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan
 SET jit = off
 SET enable_seqscan = off
-SET enable_bitmapscan = off
-SET enable_hashjoin = off
-SET enable_mergejoin = off
 AS $$
 #variable_conflict use_column
 DECLARE
     v_queue CONSTANT text := $1;
-    v_turn CONSTANT bigint := $2;
-    v_place CONSTANT bigint := $5;
+    v_messages integer;
     v_last bigint;
-    r record;
+    v_tag bigint;
+    v_since bigint;
+    v_left_tag bigint;
+    v_left_since bigint;
+    r rotation;
 BEGIN
-    SELECT sum(cardinality(k.ids)), max(k.place) INTO messages, v_last
-    FROM taken k WHERE k.queue = v_queue AND k.turn = v_turn;
-    IF v_last - v_place > messages THEN
-        WITH gone AS (
-            DELETE FROM plan p
-            WHERE p.queue = v_queue AND p.place > v_place - 32 AND p.place <= v_last
-            RETURNING p.*
-        -- What was taken is found by sorting: a join would be a loop.
-        ), marked AS (
-            SELECT e.*, bool_or(e.row IS NULL) OVER (PARTITION BY e.id) AS is_taken
-            FROM (
-                SELECT e.row, e.id, e.tag, e.since, e.channel, g.place + e.nth - 1 AS place
-                FROM gone g
-                CROSS JOIN LATERAL unnest(g.rows, g.ids, g.tags, g.sinces, g.channels) WITH ORDINALITY
-                    AS e (row, id, tag, since, channel, nth)
-                WHERE g.place + e.nth - 1 > v_place
-                UNION ALL
-                SELECT NULL, x.id, NULL, NULL, NULL, NULL
-                FROM taken k CROSS JOIN LATERAL unnest(k.ids) AS x (id)
-                WHERE k.queue = v_queue AND k.turn = v_turn) e
-        ), planned AS MATERIALIZED (
-            SELECT m.* FROM marked m WHERE m.row IS NOT NULL
-        ), lanes AS (
-            SELECT p.since, p.channel, array_agg(p.tag ORDER BY p.place DESC) AS tags,
-                array_agg(p.row ORDER BY p.place DESC) FILTER (WHERE NOT p.is_taken) AS rows,
-                array_agg(p.id ORDER BY p.place DESC) FILTER (WHERE NOT p.is_taken) AS ids
-            FROM planned p
-            GROUP BY p.since, p.channel
-        -- They come last, in the places of all.
-        ), left_over AS MATERIALIZED (
-            SELECT e.row, e.id, l.tags[e.nth] AS tag, l.since, l.channel,
-                row_number() OVER (ORDER BY l.tags[e.nth], l.since) AS nth,
-                (SELECT max(p.place) FROM planned p) - count(*) OVER () AS before
-            FROM lanes l
-            CROSS JOIN LATERAL unnest(l.rows, l.ids) WITH ORDINALITY AS e (row, id, nth)
-        ), written AS (
-            INSERT INTO plan (queue, place, rows, ids, tags, sinces, channels)
-            SELECT v_queue, min(l.before + l.nth),
-                array_agg(l.row ORDER BY l.nth), array_agg(l.id ORDER BY l.nth), array_agg(l.tag ORDER BY l.nth),
-                array_agg(l.since ORDER BY l.nth), array_agg(l.channel ORDER BY l.nth)
-            FROM left_over l
-            GROUP BY (l.nth - 1) / 32
-        )
-        SELECT (SELECT min(l.before) FROM left_over l) AS place, p.tag, p.since
-        INTO r
-        FROM (SELECT) AS one
-        LEFT JOIN LATERAL (
-            SELECT p.tag, p.since FROM planned p
-            WHERE (p.tag, p.since) < (SELECT l.tag, l.since FROM left_over l WHERE l.nth = 1)
-            ORDER BY p.tag DESC, p.since DESC LIMIT 1) p ON true;
+    SELECT t.* INTO r FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
+    SELECT sum(cardinality(k.ids)), max(k.place) INTO v_messages, v_last
+    FROM taken k WHERE k.queue = v_queue AND k.turn = r.turn;
+    SELECT p.tags[v_last - p.place + 1], p.sinces[v_last - p.place + 1] INTO v_tag, v_since
+    FROM plan p
+    WHERE p.queue = v_queue AND p.place <= v_last AND p.place > v_last - 32
+    ORDER BY p.place DESC LIMIT 1;
+    IF v_last - r.place = v_messages THEN
+        r.place := v_last;
+        r.ahead := least(r.ahead + v_messages, plan_most());
     ELSE
-        SELECT v_last AS place, p.tags[v_last - p.place + 1] AS tag, p.sinces[v_last - p.place + 1] AS since INTO r
-        FROM plan p
-        WHERE p.queue = v_queue AND p.place <= v_last AND p.place > v_last - 32
-        ORDER BY p.place DESC LIMIT 1;
+        PERFORM scheduler_unplan(v_queue);
+        r.place := r.planned;
+        r.ahead := 0;
+        r.plan_at := plan_after();
+        -- Lanes of which something is left are behind what was taken; who arrives isn't to be.
+        r.arrival_tag := greatest(r.arrival_tag, v_tag);
+        SELECT l.tag, l.since - 1 INTO v_left_tag, v_left_since
+        FROM lane l
+        WHERE l.queue = v_queue AND l.due = 0 AND (l.tag, l.since) > (r.vtime, r.vsince)
+            AND (l.tag, l.since) <= (v_tag, v_since)
+        ORDER BY l.tag, l.since LIMIT 1;
     END IF;
-    DELETE FROM taken k WHERE k.queue = v_queue AND k.turn = v_turn;
     -- Unless somebody has damaged the plan, there is a last one.
-    place := coalesce(r.place, v_last);
-    vtime := coalesce(r.tag, vtime);
-    vsince := coalesce(r.since, vsince);
+    r.vtime := coalesce(v_left_tag, v_tag, r.vtime);
+    r.vsince := coalesce(v_left_since, v_since, r.vsince);
+    DELETE FROM taken k WHERE k.queue = v_queue AND k.turn = r.turn;
     UPDATE rotation t
-    SET vtime = $3, vsince = $4, place = $5, ahead = least(t.ahead + $6, plan_most())
-    WHERE t.queue = v_queue AND t.turn = v_turn;
+    SET vtime = r.vtime, vsince = r.vsince, arrival_tag = r.arrival_tag, place = r.place, ahead = r.ahead,
+        plan_at = r.plan_at
+    WHERE t.queue = v_queue AND t.turn = r.turn;
+    RETURN r;
 END
 $$;
 
@@ -4279,7 +4251,7 @@ $$;
 -- Called by scheduler_serve now and then, within the turn. An idle lane behind the virtual time would start at the
 -- virtual time anyway; one whose limits still count something is looked at again later. Tags start again from zero
 -- long before they reach the end of bigint.
--- Locks: the lanes it removes or rewrites.
+-- Locks: the lanes it removes or rewrites, and the rotation of the queue.
 --
 -- Returns the virtual time and the tag below which no idle lane is left.
 CREATE FUNCTION scheduler_tidy(queue text, now_ms bigint, INOUT vtime bigint, INOUT idle_floor bigint)
@@ -4324,6 +4296,7 @@ BEGIN
     IF vtime > 1000000000000000000 THEN
         PERFORM scheduler_unplan(v_queue);
         UPDATE lane l SET tag = greatest(l.tag - v_vtime, 0), planned = -1 WHERE l.queue = v_queue;
+        UPDATE rotation t SET arrival_tag = greatest(t.arrival_tag - v_vtime, 0) WHERE t.queue = v_queue;
         vtime := 0;
         idle_floor := -1;
     END IF;
@@ -4382,9 +4355,10 @@ $$;
 -- Takes back what is left of the plan: the lanes stand again where their next planned messages were.
 --
 -- Called by scheduler_serve, within the turn, when what was planned is no longer what should come next, because a
--- message is gone, changed or held by somebody; by scheduler_activate, when a message came before planned ones of its
--- channel; and by scheduler_fold, scheduler_rebuild and scheduler_tidy before they change what was planned by. Nothing
--- is lost by it but the work: each lane owes what it owed before.
+-- message is gone, changed or held by somebody; by scheduler_settle, when others were taken past such a one; by
+-- scheduler_activate, when a message came before planned ones of its channel; and by scheduler_fold, scheduler_rebuild
+-- and scheduler_tidy before they change what was planned by. Nothing is lost by it but the work: each lane owes what it
+-- owed before, and what was taken of it.
 -- Locks: the lanes that it changes.
 CREATE FUNCTION scheduler_unplan(queue text) RETURNS void
 LANGUAGE plpgsql
@@ -4399,30 +4373,49 @@ AS $$
 #variable_conflict use_column
 DECLARE
     v_queue CONSTANT text := $1;
+    v_turn bigint;
     v_place bigint;
 BEGIN
-    SELECT r.place INTO v_place
+    SELECT r.turn, r.place INTO v_turn, v_place
     FROM rotation r WHERE r.queue = v_queue ORDER BY r.turn DESC LIMIT 1;
 
     WITH gone AS (
         DELETE FROM plan p
         WHERE p.queue = v_queue AND p.place > v_place - 32
         RETURNING p.*
-    ), planned AS MATERIALIZED (
-        SELECT e.channel, min(e.tag) AS tag, min(m.dequeue_at) AS head_at,
+    -- What was taken is found by sorting: a join would be a loop.
+    ), marked AS (
+        SELECT e.*, bool_or(e.place IS NULL) OVER (PARTITION BY e.id) AS is_taken
+        FROM (
+            SELECT e.id, e.tag, e.channel, g.place + e.nth - 1 AS place
+            FROM gone g
+            CROSS JOIN LATERAL unnest(g.ids, g.tags, g.channels) WITH ORDINALITY AS e (id, tag, channel, nth)
+            WHERE g.place + e.nth - 1 > v_place
+            UNION ALL
+            SELECT x.id, NULL, NULL, NULL
+            FROM taken k CROSS JOIN LATERAL unnest(k.ids) AS x (id)
+            WHERE k.queue = v_queue AND k.turn = v_turn) e
+    -- Where the next planned message of its channel starts, one ends.
+    ), planned AS (
+        SELECT m.*, lead(m.tag) OVER (PARTITION BY m.channel ORDER BY m.place) AS end_tag
+        FROM marked m
+        WHERE m.place IS NOT NULL
+    ), lanes AS MATERIALIZED (
+        SELECT p.channel, min(p.tag) + coalesce(sum(p.end_tag - p.tag) FILTER (WHERE p.is_taken), 0)::bigint AS tag,
+            max(p.tag) FILTER (WHERE p.is_taken AND p.end_tag IS NULL) AS last_tag,
+            min(m.dequeue_at) AS head_at,
             (array_agg(m.id ORDER BY m.dequeue_at, m.id) FILTER (WHERE m.id IS NOT NULL))[1] AS head_id
-        FROM gone g
-        CROSS JOIN LATERAL unnest(g.ids, g.tags, g.channels) WITH ORDINALITY AS e (id, tag, channel, nth)
+        FROM planned p
         -- By its id alone, so that no index but that one can be used for it.
-        LEFT JOIN LATERAL (SELECT m.* FROM message m WHERE m.id = e.id OFFSET 0) m
-            ON m.queue = v_queue AND m.channel = e.channel AND m.leased_until IS NULL
-        WHERE g.place + e.nth - 1 > v_place
-        GROUP BY e.channel
+        LEFT JOIN LATERAL (SELECT m.* FROM message m WHERE m.id = p.id AND NOT p.is_taken OFFSET 0) m
+            ON m.queue = v_queue AND m.channel = p.channel AND m.leased_until IS NULL
+        GROUP BY p.channel
+        HAVING NOT bool_and(p.is_taken)
     )
     UPDATE lane l
-    SET tag = p.tag, planned = -1, head_at = least(p.head_at, l.head_at),
+    SET tag = p.tag + coalesce(l.tag - p.last_tag, 0), planned = -1, head_at = least(p.head_at, l.head_at),
         head_id = CASE WHEN (p.head_at, p.head_id) < (l.head_at, l.head_id) THEN p.head_id ELSE l.head_id END
-    FROM planned p
+    FROM lanes p
     CROSS JOIN LATERAL (
         SELECT k.ctid AS row FROM lane k
         WHERE k.queue = v_queue AND k.channel = p.channel
@@ -4434,7 +4427,7 @@ $$;
 -- Makes ready up to max_lanes lanes whose time has come.
 --
 -- Called by scheduler_serve, within the turn, when a lane may be due. Like every channel that becomes active, a lane
--- starts at max(its own tag, vtime).
+-- starts at max(its own tag, vtime, the rotation's arrival_tag).
 -- Locks: the lanes it changes.
 --
 -- Returns the lower bound of the times at which the lanes that still wait are due, and the number of activations so
@@ -4451,11 +4444,13 @@ AS $$
 #variable_conflict use_column
 DECLARE
     v_queue CONSTANT text := $1;
-    v_vtime CONSTANT bigint := $2;
     v_floor CONSTANT bigint := $5;
     v_activations CONSTANT bigint := $6;
+    v_start bigint;
     v_woken integer;
 BEGIN
+    SELECT greatest(vtime, t.arrival_tag) INTO v_start
+    FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
     WITH due AS MATERIALIZED (
         SELECT l.ctid AS row, l.due, l.head_id FROM lane l
         WHERE l.queue = v_queue AND l.due > 0 AND l.due >= v_floor AND l.due <= now_ms
@@ -4464,7 +4459,7 @@ BEGIN
     ), numbered AS MATERIALIZED (
         SELECT d.row, v_activations + row_number() OVER (ORDER BY d.due, d.head_id) AS since FROM due d
     )
-    UPDATE lane l SET due = 0, tag = greatest(l.tag, v_vtime), since = n.since
+    UPDATE lane l SET due = 0, tag = greatest(l.tag, v_start), since = n.since
     FROM numbered n
     WHERE l.ctid = n.row;
 

@@ -8,7 +8,7 @@ CREATE TABLE rotation (
     queue            text        NOT NULL,
     turn             bigint      NOT NULL,
     -- Start tag of the message served last, but for what was taken from plan since: where a channel that becomes active
-    -- starts. Only ever grows.
+    -- starts.
     vtime            bigint      NOT NULL,
     -- The lane of that message: every ready lane comes after (vtime, vsince).
     vsince           bigint      NOT NULL,
@@ -53,5 +53,8 @@ CREATE TABLE rotation (
     held_from        timestamptz NOT NULL DEFAULT 'infinity',
     held_since       timestamptz NOT NULL DEFAULT 'infinity',
     held_at          timestamptz NOT NULL DEFAULT 'infinity',
+    -- While lanes stand behind what others got, because of planned messages that weren't there to be taken: up to where
+    -- these got it. A channel that becomes active starts there, if that is beyond vtime.
+    arrival_tag      bigint      NOT NULL DEFAULT 0,
     CONSTRAINT rotation_pkey PRIMARY KEY (queue, turn)
 ) WITH (autovacuum_vacuum_scale_factor = 0.05);

@@ -34,8 +34,7 @@ BEGIN
         RETURNING t.* INTO r;
     END IF;
     IF EXISTS (SELECT FROM taken k WHERE k.queue = v_queue AND k.turn = r.turn) THEN
-        SELECT s.vtime, s.vsince, s.place INTO r.vtime, r.vsince, r.place
-        FROM scheduler_settle(v_queue, r.turn, r.vtime, r.vsince, r.place) s;
+        r := scheduler_settle(v_queue);
     END IF;
     DELETE FROM taken k WHERE k.queue = v_queue;
     -- Beyond every turn that is named anywhere, so that nothing that was counted before counts.
@@ -55,7 +54,8 @@ BEGIN
     UPDATE rotation t
     SET turn = r.turn + 1, activations = r.activations, due_floor = r.due_floor, lease_floor = r.lease_floor,
         max_concurrency = r.max_concurrency, paused_until = r.paused_until, running = r.running,
-        counted_from = r.turn, clock = v_now, idle_floor = -1, swept = '', place = greatest(t.place, t.planned),
+        counted_from = r.turn, clock = v_now, idle_floor = -1, swept = '', arrival_tag = 0,
+        place = greatest(t.place, t.planned),
         planned = greatest(t.place, t.planned), ahead = 0,
         plan_at = plan_after(), lane_tag = NULL, lane_since = NULL,
         -- All signals are to be read again, whatever they say.

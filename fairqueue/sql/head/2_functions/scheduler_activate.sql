@@ -5,7 +5,8 @@
 -- running[i], where it isn't null, is how many there are, counted anew in this turn. The policy is read again each time.
 -- With rebuild, the place is that of the first ready message, and null says that there is none.
 --
--- A channel that becomes active starts at max(its own tag, vtime): neither a pause nor a new name gains anything.
+-- A channel that becomes active starts at max(its own tag, vtime, the rotation's arrival_tag): neither a pause nor a new
+-- name gains anything.
 -- Locks: the lanes it changes; nobody else writes lanes while the turn is held.
 --
 -- Returns the number of activations so far, the earliest time at which one of the lanes that now wait is due, and whether
@@ -28,18 +29,20 @@ AS $$
 DECLARE
     v_queue CONSTANT text := $1;
     v_turn CONSTANT bigint := $2;
-    v_vtime CONSTANT bigint := $3;
     v_activations CONSTANT bigint := $11;
+    v_start bigint;
+    v_is_planned boolean;
 BEGIN
+    SELECT greatest(vtime, t.arrival_tag), t.planned > t.place INTO v_start, v_is_planned
+    FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
     -- Before what is planned of a channel: then the plan is no longer the order.
-    IF (SELECT t.planned > t.place FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1)
-        AND EXISTS (
-            SELECT FROM unnest(channels, ats, ids) AS n (channel, at, id)
-            CROSS JOIN LATERAL (
-                SELECT l.* FROM lane l
-                WHERE l.queue = v_queue AND l.channel = n.channel
-                ORDER BY l.tag DESC LIMIT 1) l
-            WHERE l.planned >= v_vtime AND (n.at, n.id) < (l.head_at, l.head_id))
+    IF v_is_planned AND EXISTS (
+        SELECT FROM unnest(channels, ats, ids) AS n (channel, at, id)
+        CROSS JOIN LATERAL (
+            SELECT l.* FROM lane l
+            WHERE l.queue = v_queue AND l.channel = n.channel
+            ORDER BY l.tag DESC LIMIT 1) l
+        WHERE l.planned >= vtime AND (n.at, n.id) < (l.head_at, l.head_id))
     THEN
         PERFORM scheduler_unplan(v_queue);
     END IF;
@@ -88,7 +91,7 @@ BEGIN
     ), changed AS (
         UPDATE lane l
         SET due = w.new_due,
-            tag = CASE WHEN w.becomes_ready THEN greatest(l.tag, v_vtime) ELSE l.tag END,
+            tag = CASE WHEN w.becomes_ready THEN greatest(l.tag, v_start) ELSE l.tag END,
             since = CASE WHEN w.becomes_ready THEN v_activations + w.nth ELSE l.since END,
             head_at = coalesce(w.new_at, l.head_at), head_id = w.new_id,
             weight = w.weight, max_concurrency = w.max_concurrency, release_interval = w.release_interval,
@@ -102,7 +105,7 @@ BEGIN
     ), born AS (
         INSERT INTO lane (queue, channel, due, tag, since, head_at, head_id, weight, max_concurrency, release_interval,
             burst, paused_until, running, counted_from, released_at, planned)
-        SELECT v_queue, w.channel, w.new_due, v_vtime, CASE WHEN w.becomes_ready THEN v_activations + w.nth ELSE 0 END,
+        SELECT v_queue, w.channel, w.new_due, v_start, CASE WHEN w.becomes_ready THEN v_activations + w.nth ELSE 0 END,
             coalesce(w.new_at, 0), w.new_id, w.weight, w.max_concurrency, w.release_interval, w.burst, w.paused_until,
             w.new_running, CASE WHEN w.counted IS NULL THEN 0 ELSE v_turn END, 0, -1
         FROM wanted w

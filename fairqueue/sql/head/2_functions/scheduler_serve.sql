@@ -95,7 +95,11 @@ BEGIN
         FROM (SELECT) AS one LEFT JOIN queue q ON q.name = v_queue
         RETURNING t AS rotation, true AS has_urgent, true AS has_news, false AS has_taken INTO v_state;
     END IF;
-    r := v_state.rotation;
+    IF v_state.has_taken THEN
+        r := scheduler_settle(v_queue);
+    ELSE
+        r := v_state.rotation;
+    END IF;
     v_has_urgent := v_state.has_urgent;
     v_has_news := v_state.has_news;
     IF greatest(r.news_from, r.urgent_from) > pg_snapshot_xmax(pg_current_snapshot()) THEN
@@ -104,10 +108,6 @@ BEGIN
         r.urgent_from := '0';
         v_has_urgent := true;
         v_has_news := true;
-    END IF;
-    IF v_state.has_taken THEN
-        SELECT s.vtime, s.vsince, s.place, least(r.ahead + s.messages, plan_most()) INTO r.vtime, r.vsince, r.place, r.ahead
-        FROM scheduler_settle(v_queue, r.turn, r.vtime, r.vsince, r.place) s;
     END IF;
     -- What was timed by a clock that was ahead has to be timed anew. Small corrections are nothing to notice.
     v_rebuild := v_now < r.clock - 1000;

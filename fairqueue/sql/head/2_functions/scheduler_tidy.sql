@@ -3,7 +3,7 @@
 -- Called by scheduler_serve now and then, within the turn. An idle lane behind the virtual time would start at the
 -- virtual time anyway; one whose limits still count something is looked at again later. Tags start again from zero
 -- long before they reach the end of bigint.
--- Locks: the lanes it removes or rewrites.
+-- Locks: the lanes it removes or rewrites, and the rotation of the queue.
 --
 -- Returns the virtual time and the tag below which no idle lane is left.
 CREATE FUNCTION scheduler_tidy(queue text, now_ms bigint, INOUT vtime bigint, INOUT idle_floor bigint)
@@ -48,6 +48,7 @@ BEGIN
     IF vtime > 1000000000000000000 THEN
         PERFORM scheduler_unplan(v_queue);
         UPDATE lane l SET tag = greatest(l.tag - v_vtime, 0), planned = -1 WHERE l.queue = v_queue;
+        UPDATE rotation t SET arrival_tag = greatest(t.arrival_tag - v_vtime, 0) WHERE t.queue = v_queue;
         vtime := 0;
         idle_floor := -1;
     END IF;

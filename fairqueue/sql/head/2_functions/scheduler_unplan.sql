@@ -1,9 +1,10 @@
 -- Takes back what is left of the plan: the lanes stand again where their next planned messages were.
 --
 -- Called by scheduler_serve, within the turn, when what was planned is no longer what should come next, because a
--- message is gone, changed or held by somebody; by scheduler_activate, when a message came before planned ones of its
--- channel; and by scheduler_fold, scheduler_rebuild and scheduler_tidy before they change what was planned by. Nothing
--- is lost by it but the work: each lane owes what it owed before.
+-- message is gone, changed or held by somebody; by scheduler_settle, when others were taken past such a one; by
+-- scheduler_activate, when a message came before planned ones of its channel; and by scheduler_fold, scheduler_rebuild
+-- and scheduler_tidy before they change what was planned by. Nothing is lost by it but the work: each lane owes what it
+-- owed before, and what was taken of it.
 -- Locks: the lanes that it changes.
 CREATE FUNCTION scheduler_unplan(queue text) RETURNS void
 LANGUAGE plpgsql
@@ -18,30 +19,49 @@ AS $$
 #variable_conflict use_column
 DECLARE
     v_queue CONSTANT text := $1;
+    v_turn bigint;
     v_place bigint;
 BEGIN
-    SELECT r.place INTO v_place
+    SELECT r.turn, r.place INTO v_turn, v_place
     FROM rotation r WHERE r.queue = v_queue ORDER BY r.turn DESC LIMIT 1;
 
     WITH gone AS (
         DELETE FROM plan p
         WHERE p.queue = v_queue AND p.place > v_place - 32
         RETURNING p.*
-    ), planned AS MATERIALIZED (
-        SELECT e.channel, min(e.tag) AS tag, min(m.dequeue_at) AS head_at,
+    -- What was taken is found by sorting: a join would be a loop.
+    ), marked AS (
+        SELECT e.*, bool_or(e.place IS NULL) OVER (PARTITION BY e.id) AS is_taken
+        FROM (
+            SELECT e.id, e.tag, e.channel, g.place + e.nth - 1 AS place
+            FROM gone g
+            CROSS JOIN LATERAL unnest(g.ids, g.tags, g.channels) WITH ORDINALITY AS e (id, tag, channel, nth)
+            WHERE g.place + e.nth - 1 > v_place
+            UNION ALL
+            SELECT x.id, NULL, NULL, NULL
+            FROM taken k CROSS JOIN LATERAL unnest(k.ids) AS x (id)
+            WHERE k.queue = v_queue AND k.turn = v_turn) e
+    -- Where the next planned message of its channel starts, one ends.
+    ), planned AS (
+        SELECT m.*, lead(m.tag) OVER (PARTITION BY m.channel ORDER BY m.place) AS end_tag
+        FROM marked m
+        WHERE m.place IS NOT NULL
+    ), lanes AS MATERIALIZED (
+        SELECT p.channel, min(p.tag) + coalesce(sum(p.end_tag - p.tag) FILTER (WHERE p.is_taken), 0)::bigint AS tag,
+            max(p.tag) FILTER (WHERE p.is_taken AND p.end_tag IS NULL) AS last_tag,
+            min(m.dequeue_at) AS head_at,
             (array_agg(m.id ORDER BY m.dequeue_at, m.id) FILTER (WHERE m.id IS NOT NULL))[1] AS head_id
-        FROM gone g
-        CROSS JOIN LATERAL unnest(g.ids, g.tags, g.channels) WITH ORDINALITY AS e (id, tag, channel, nth)
+        FROM planned p
         -- By its id alone, so that no index but that one can be used for it.
-        LEFT JOIN LATERAL (SELECT m.* FROM message m WHERE m.id = e.id OFFSET 0) m
-            ON m.queue = v_queue AND m.channel = e.channel AND m.leased_until IS NULL
-        WHERE g.place + e.nth - 1 > v_place
-        GROUP BY e.channel
+        LEFT JOIN LATERAL (SELECT m.* FROM message m WHERE m.id = p.id AND NOT p.is_taken OFFSET 0) m
+            ON m.queue = v_queue AND m.channel = p.channel AND m.leased_until IS NULL
+        GROUP BY p.channel
+        HAVING NOT bool_and(p.is_taken)
     )
     UPDATE lane l
-    SET tag = p.tag, planned = -1, head_at = least(p.head_at, l.head_at),
+    SET tag = p.tag + coalesce(l.tag - p.last_tag, 0), planned = -1, head_at = least(p.head_at, l.head_at),
         head_id = CASE WHEN (p.head_at, p.head_id) < (l.head_at, l.head_id) THEN p.head_id ELSE l.head_id END
-    FROM planned p
+    FROM lanes p
     CROSS JOIN LATERAL (
         SELECT k.ctid AS row FROM lane k
         WHERE k.queue = v_queue AND k.channel = p.channel

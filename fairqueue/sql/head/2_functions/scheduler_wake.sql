@@ -1,7 +1,7 @@
 -- Makes ready up to max_lanes lanes whose time has come.
 --
 -- Called by scheduler_serve, within the turn, when a lane may be due. Like every channel that becomes active, a lane
--- starts at max(its own tag, vtime).
+-- starts at max(its own tag, vtime, the rotation's arrival_tag).
 -- Locks: the lanes it changes.
 --
 -- Returns the lower bound of the times at which the lanes that still wait are due, and the number of activations so
@@ -18,11 +18,13 @@ AS $$
 #variable_conflict use_column
 DECLARE
     v_queue CONSTANT text := $1;
-    v_vtime CONSTANT bigint := $2;
     v_floor CONSTANT bigint := $5;
     v_activations CONSTANT bigint := $6;
+    v_start bigint;
     v_woken integer;
 BEGIN
+    SELECT greatest(vtime, t.arrival_tag) INTO v_start
+    FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
     WITH due AS MATERIALIZED (
         SELECT l.ctid AS row, l.due, l.head_id FROM lane l
         WHERE l.queue = v_queue AND l.due > 0 AND l.due >= v_floor AND l.due <= now_ms
@@ -31,7 +33,7 @@ BEGIN
     ), numbered AS MATERIALIZED (
         SELECT d.row, v_activations + row_number() OVER (ORDER BY d.due, d.head_id) AS since FROM due d
     )
-    UPDATE lane l SET due = 0, tag = greatest(l.tag, v_vtime), since = n.since
+    UPDATE lane l SET due = 0, tag = greatest(l.tag, v_start), since = n.since
     FROM numbered n
     WHERE l.ctid = n.row;
 
