@@ -110,6 +110,25 @@ def test_a_message_that_is_gone_keeps_nobody(session: Session, order: Ids, worke
     finish(session, workers, *done)
 
 
+def test_what_is_between_two_that_are_gone_comes_next(
+    session: Session, order: Ids, workers: list[psycopg.Connection]
+) -> None:
+    """A row of the plan whose first and last message are gone is passed over as a whole, while others are at it."""
+    (row,) = session.scalars(text("SELECT ids FROM fairqueue.plan ORDER BY place LIMIT 1 OFFSET 1"))
+    start = order.index(row[0])
+    done = [dequeue(workers[0], start)]
+    session.execute(fq.cancel([row[0], row[-1]]))
+    session.commit()
+    sql(session, "DELETE FROM fairqueue.signal")  # as if it had been committed while they were at it
+    done.append(dequeue(workers[1], 5))
+    assert done[1] == order[start + len(row) : start + len(row) + 5]
+    workers[0].commit()
+    workers[1].commit()
+    done.append(dequeue(workers[2], len(row)))
+    assert {*row[1:-1]} <= {*done[2]}
+    finish(session, workers, *done)
+
+
 def cancelled(session: Session, id_: int) -> None:
     session.execute(fq.cancel(id_))
 
