@@ -124,6 +124,7 @@ CORRUPTIONS: list[tuple[str, str | None, str]] = [
     (ROTATION.format(f"due_floor = {FOREVER}"), "later", "a lane below due_floor"),
     (ROTATION.format("vtime = vtime + 100000000"), "ready", PASSED),
     (ROTATION.format("vsince = vsince + 1000"), "ready", PASSED),
+    (ROTATION.format("arrival_tag = 4000000000000000000"), None, "a start of arrivals beyond all lanes"),
     (ROTATION.format("activations = 0"), "ready", "an activation that is still to come"),
     (ROTATION.format("news_from = pg_current_xact_id(), news_open = '{}'"), "fresh", UNREAD),
     (ROTATION.format("urgent_from = pg_current_xact_id(), urgent_open = '{}'"), "half", UNREAD),

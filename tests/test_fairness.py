@@ -298,6 +298,27 @@ def test_tags_start_again_long_before_they_overflow(session: Session) -> None:
     check_invariants(session.connection())
 
 
+def test_who_comes_when_tags_start_again_starts_where_the_others_are(session: Session) -> None:
+    """In a dequeue that reads its news in several rounds, as there is much of it."""
+    session.add(fq.Queue(name="default", max_concurrency=1))
+    put(session, "a", 20)
+    lease_of(session, 1)
+    large = 2_000_000_000_000_000_000
+    sql(session, "UPDATE fairqueue.lane SET tag = tag + :n", n=large)
+    sql(session, "UPDATE fairqueue.rotation SET vtime = vtime + :n", n=large)
+    put(session, "new")
+    sql(session, "DELETE FROM fairqueue.signal")
+    ends = "SELECT 'default', 'x', NULL::bigint, NULL::bigint, -1, true FROM generate_series(1, 20000)"
+    news = "SELECT queue, channel, dequeue_at, id, NULL, true FROM fairqueue.message WHERE channel = 'new'"
+    for signals in (ends, news):
+        sql(
+            session,
+            f"INSERT INTO fairqueue.signal (queue, channel, dequeue_at, message_id, counted, urgent) {signals}",
+        )
+    lease_of(session, 1)
+    assert session.scalar(text("SELECT max(tag) FROM fairqueue.lane")) < large // 2  # type: ignore[operator]
+
+
 def test_the_heaviest_messages_of_the_lightest_channel(session: Session) -> None:
     """The largest cost over the smallest weight, in the largest batches: no number overflows."""
     session.add(fq.Channel(name="heavy", weight=0.01))

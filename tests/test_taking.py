@@ -110,14 +110,18 @@ def test_a_message_that_is_gone_keeps_nobody(session: Session, order: Ids, worke
     finish(session, workers, *done)
 
 
-def test_what_is_between_two_that_are_gone_comes_next(
+def rows_of_plan(session: Session) -> list[Ids]:
+    return list(session.scalars(text("SELECT ids FROM fairqueue.plan ORDER BY place")))
+
+
+def test_what_is_between_those_that_are_gone_comes_next(
     session: Session, order: Ids, workers: list[psycopg.Connection]
 ) -> None:
-    """A row of the plan whose first and last message are gone is passed over as a whole, while others are at it."""
-    (row,) = session.scalars(text("SELECT ids FROM fairqueue.plan ORDER BY place LIMIT 1 OFFSET 1"))
+    """A row of the plan, of which five are gone, is passed over as a whole, while others are at it."""
+    row = rows_of_plan(session)[1]
     start = order.index(row[0])
     done = [dequeue(workers[0], start)]
-    session.execute(fq.cancel([row[0], row[-1]]))
+    session.execute(fq.cancel([row[0], row[7], row[15], row[23], row[-1]]))
     session.commit()
     sql(session, "DELETE FROM fairqueue.signal")  # as if it had been committed while they were at it
     done.append(dequeue(workers[1], 5))
@@ -125,8 +129,101 @@ def test_what_is_between_two_that_are_gone_comes_next(
     workers[0].commit()
     workers[1].commit()
     done.append(dequeue(workers[2], len(row)))
-    assert {*row[1:-1]} <= {*done[2]}
+    assert len({*row} & {*done[2]}) == len(row) - 5
     finish(session, workers, *done)
+
+
+def test_what_is_before_one_that_is_gone_comes_next(
+    session: Session, order: Ids, workers: list[psycopg.Connection]
+) -> None:
+    row = rows_of_plan(session)[1]
+    session.execute(fq.cancel(row[-1]))
+    session.commit()
+    sql(session, "DELETE FROM fairqueue.signal")
+    done = [dequeue(workers[0], order.index(row[1]))]
+    done.append(dequeue(workers[1], 5))
+    assert done[1] == row[1:6]
+    finish(session, workers, *done)
+
+
+def test_what_is_rolled_back_within_a_row_comes_next(
+    session: Session, order: Ids, workers: list[psycopg.Connection]
+) -> None:
+    row = rows_of_plan(session)[1]
+    done = [dequeue(workers[0], order.index(row[4]))]
+    middle = dequeue(workers[1], 8)
+    done.append(dequeue(workers[2], 25))
+    workers[1].rollback()
+    done.append(dequeue(workers[3], 8))
+    assert done[-1] == middle == row[4:12]
+    finish(session, workers, *done)
+
+
+@pytest.mark.parametrize("size", [6, 30, 60])
+def test_who_comes_after_a_rollback_waits_for_no_more_than_a_round(
+    session: Session, order: Ids, workers: list[psycopg.Connection], size: int
+) -> None:
+    """However much was given back: all stand where as many messages would have led to."""
+    dequeue(workers[0], size)
+    done = dequeue(workers[1], size)
+    workers[0].rollback()
+    workers[1].commit()
+    put(session, "late", 50)
+    batch = lease_of(session, 100)
+    assert [message.channel for message in batch].index("late") <= 2 * len(CHANNELS)
+    finish(session, workers, done, [message.id for message in batch])
+
+
+@pytest.fixture
+def owed(session: Session, order: Ids, workers: list[psycopg.Connection]) -> Callable[[int], Counter[str]]:
+    """15 planned messages of channel d are cancelled, and 120 of all are taken past them. What so many after it are."""
+    done = [dequeue(workers[0])]
+    of_it = {*session.scalars(select(fq.Message.id).where(fq.Message.channel == "d"))}
+    session.execute(fq.cancel([id_ for id_ in order[3:] if id_ in of_it][:15]))
+    session.commit()
+    sql(session, "DELETE FROM fairqueue.signal")
+    for _ in range(40):
+        done.append(dequeue(workers[1]))
+        workers[1].commit()
+    workers[0].commit()
+
+    def serve(messages: int) -> Counter[str]:
+        batch = lease_of(session, messages)
+        finish(session, workers, *done, [message.id for message in batch])
+        return Counter(message.channel for message in batch)
+
+    return serve
+
+
+def nothing(session: Session) -> None:
+    pass
+
+
+def a_policy_of_the_queue(session: Session) -> None:
+    session.add(fq.Queue(name="default", max_concurrency=100_000))
+    session.commit()
+
+
+def a_repair(session: Session) -> None:
+    sql(session, "SELECT fairqueue.queue_repair()")
+
+
+@pytest.mark.parametrize("event", [nothing, a_policy_of_the_queue, a_repair])
+def test_who_is_owed_comes_first(
+    session: Session, owed: Callable[[int], Counter[str]], event: Callable[[Session], None]
+) -> None:
+    event(session)
+    assert owed(10) == {"d": 10}
+
+
+@pytest.mark.parametrize("event", [nothing, a_policy_of_the_queue, a_repair])
+def test_who_comes_then_does_not(
+    session: Session, owed: Callable[[int], Counter[str]], event: Callable[[Session], None]
+) -> None:
+    event(session)
+    put(session, "late", 50)
+    served = owed(14 + 7 * 4)
+    assert {served[channel] for channel in ("a", "b", "c", "e", "f", "late")} <= {3, 4, 5}
 
 
 def cancelled(session: Session, id_: int) -> None:
@@ -174,8 +271,9 @@ def test_what_was_taken_past_what_is_rolled_back_was_not_for_nothing(
     put(session, "b", priority=5)
     put(session, "late", 50)
     batch = lease_of(session, 6 + 7 * 4)
-    # Each gets the one that was left, but who comes then; and after that all the same.
-    assert Counter(message.channel for message in batch) == {**dict.fromkeys(CHANNELS, 5), "late": 4}
+    served = Counter(message.channel for message in batch)
+    assert served.keys() == {*CHANNELS, "late"}
+    assert {*served.values()} == {4, 5}
     assert {*order[:6]} <= {message.id for message in batch}
     finish(session, workers, *done, [message.id for message in batch])
 

@@ -466,8 +466,8 @@ CREATE TABLE rotation (
     held_from        timestamptz NOT NULL DEFAULT 'infinity',
     held_since       timestamptz NOT NULL DEFAULT 'infinity',
     held_at          timestamptz NOT NULL DEFAULT 'infinity',
-    -- While lanes stand behind what others got, because of planned messages that weren't there to be taken: up to where
-    -- these got it. A channel that becomes active starts there, if that is beyond vtime.
+    -- While lanes stand behind what others got, because of planned messages that weren't there to be taken: where it would
+    -- have been served up to otherwise. A channel that becomes active starts there, if that is beyond vtime.
     arrival_tag      bigint      NOT NULL DEFAULT 0,
     CONSTRAINT rotation_pkey PRIMARY KEY (queue, turn)
 ) WITH (autovacuum_vacuum_scale_factor = 0.05);
@@ -567,7 +567,8 @@ REVOKE EXECUTE ON FUNCTION channel_set FROM PUBLIC;
 --
 -- Called by message_arrive. Counted are the ready messages of the channel, scheduled ones included, as this transaction
 -- sees them: what others have put in and not yet committed comes on top, so n open transactions that put in k each may
--- overshoot by n * k. No more than max_size + entered index entries are read.
+-- overshoot by n * k. No more than max_size + entered index entries are read; under an old snapshot, as many more as have
+-- been served of the channel since.
 -- Raises SQLSTATE QF001 instead where the channel's overflow is 'reject'.
 -- Reads only, and takes no lock.
 CREATE FUNCTION channel_surplus(queue text, channel text, entered bigint) RETURNS bigint
@@ -1764,11 +1765,11 @@ BEGIN
                     CROSS JOIN LATERAL unnest(p.ids) WITH ORDINALITY AS e (id, nth)
                     WHERE p.queue = v_queue AND p.place > s.place - 32
                         AND p.place <= s.place + s.messages + 32 * max_messages + 32
-                        -- Others have a whole row of it, if they have its first message and its last one.
-                        -- Others have a whole row, if they have its first message and its last one.
+                        -- Others have all of a row, if they have these of it.
                         AND (p.place <= s.place OR EXISTS (
                             SELECT FROM message m
-                            WHERE m.ctid = ANY (ARRAY[p.rows[1], p.rows[cardinality(p.rows)]])
+                            WHERE m.ctid = ANY (ARRAY[
+                                    p.rows[1], p.rows[8], p.rows[16], p.rows[24], p.rows[cardinality(p.rows)]])
                                 AND NOT row_is_held(m.ctid, m.xmax, s.snapshot)))
                         AND p.place + e.nth - 1 > s.place
                         AND (p.tags[e.nth], p.sinces[e.nth]) < (s.lane_tag, s.lane_since)
@@ -2443,6 +2444,11 @@ BEGIN
     FROM lanes l JOIN rotations r ON r.queue = l.queue
     WHERE l.due = 0 AND (l.tag, l.since) <= (r.vtime, r.vsince)
     UNION ALL
+    SELECT r.queue, NULL, 'a start of arrivals beyond all lanes', format('at most %s', k.tag), r.arrival_tag::text
+    FROM rotations r
+    CROSS JOIN LATERAL (SELECT greatest(0, r.vtime, max(l.tag)) AS tag FROM lanes l WHERE l.queue = r.queue) k
+    WHERE r.arrival_tag > k.tag
+    UNION ALL
     SELECT l.queue, l.channel, 'a ready lane before the first one', format('from (%s, %s) on', r.lane_tag, r.lane_since),
         format('(%s, %s)', l.tag, l.since)
     FROM lanes l JOIN rotations r ON r.queue = l.queue
@@ -2592,14 +2598,19 @@ BEGIN
     WHERE l.queue = v_queue AND k.queue = v_queue AND k.channel = l.channel AND (k.tag, k.ctid) > (l.tag, l.ctid);
     SELECT greatest(r.activations, r.vsince, max(l.since)) INTO r.activations FROM lane l WHERE l.queue = v_queue;
 
+    -- That nobody starts beyond all others, wherever the lanes are now.
+    PERFORM scheduler_unplan(v_queue);
+    UPDATE rotation t
+    SET arrival_tag = least(t.arrival_tag,
+        greatest(0, r.vtime, (SELECT max(l.tag) FROM lane l WHERE l.queue = v_queue)))
+    WHERE t.queue = v_queue;
     SELECT b.activations, b.due_floor, b.lease_floor, b.max_concurrency, b.paused_until, b.running
     INTO r.activations, r.due_floor, r.lease_floor, r.max_concurrency, r.paused_until, r.running
     FROM scheduler_rebuild(v_queue, r.turn, r.vtime, v_now, true, r.activations) b;
     UPDATE rotation t
     SET turn = r.turn + 1, activations = r.activations, due_floor = r.due_floor, lease_floor = r.lease_floor,
         max_concurrency = r.max_concurrency, paused_until = r.paused_until, running = r.running,
-        counted_from = r.turn, clock = v_now, idle_floor = -1, swept = '', arrival_tag = 0,
-        place = greatest(t.place, t.planned),
+        counted_from = r.turn, clock = v_now, idle_floor = -1, swept = '', place = greatest(t.place, t.planned),
         planned = greatest(t.place, t.planned), ahead = 0,
         plan_at = plan_after(), lane_tag = NULL, lane_since = NULL,
         -- All signals are to be read again, whatever they say.
@@ -2732,11 +2743,12 @@ AS $$
 DECLARE
     v_queue CONSTANT text := $1;
     v_turn CONSTANT bigint := $2;
+    v_vtime CONSTANT bigint := $3;
     v_activations CONSTANT bigint := $11;
     v_start bigint;
     v_is_planned boolean;
 BEGIN
-    SELECT greatest(vtime, t.arrival_tag), t.planned > t.place INTO v_start, v_is_planned
+    SELECT greatest(v_vtime, t.arrival_tag), t.planned > t.place INTO v_start, v_is_planned
     FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
     -- Before what is planned of a channel: then the plan is no longer the order.
     IF v_is_planned AND EXISTS (
@@ -2745,7 +2757,7 @@ BEGIN
             SELECT l.* FROM lane l
             WHERE l.queue = v_queue AND l.channel = n.channel
             ORDER BY l.tag DESC LIMIT 1) l
-        WHERE l.planned >= vtime AND (n.at, n.id) < (l.head_at, l.head_id))
+        WHERE l.planned >= v_vtime AND (n.at, n.id) < (l.head_at, l.head_id))
     THEN
         PERFORM scheduler_unplan(v_queue);
     END IF;
@@ -2794,7 +2806,8 @@ BEGIN
     ), changed AS (
         UPDATE lane l
         SET due = w.new_due,
-            tag = CASE WHEN w.becomes_ready THEN greatest(l.tag, v_start) ELSE l.tag END,
+            tag = CASE WHEN w.becomes_ready THEN greatest(l.tag, CASE WHEN w.due = 0 THEN v_vtime ELSE v_start END)
+                ELSE l.tag END,
             since = CASE WHEN w.becomes_ready THEN v_activations + w.nth ELSE l.since END,
             head_at = coalesce(w.new_at, l.head_at), head_id = w.new_id,
             weight = w.weight, max_concurrency = w.max_concurrency, release_interval = w.release_interval,
@@ -4113,6 +4126,8 @@ $$;
 -- Called by scheduler_serve and queue_repair, within the turn, which nobody who takes from the plan has at the same
 -- time: all that was taken is committed, or rolled back. Where one of those that were passed over is left, because it
 -- was rolled back, or was not there to be taken, the plan is taken back: it was made as if that one came first.
+-- A channel that becomes active then starts where the last of as many messages would have been, had they been served in
+-- their order.
 -- Locks: the rotation of the queue, and the rows of taken that it deletes, which nobody else writes; and as
 -- scheduler_unplan.
 --
@@ -4146,11 +4161,12 @@ BEGIN
         r.place := v_last;
         r.ahead := least(r.ahead + v_messages, plan_most());
     ELSE
-        PERFORM scheduler_unplan(v_queue);
-        r.place := r.planned;
+        SELECT u.tag, u.since INTO v_tag, v_since FROM scheduler_unplan(v_queue) u;
+        r.place := greatest(r.planned, v_last);
+        r.planned := r.place;
         r.ahead := 0;
         r.plan_at := plan_after();
-        -- Lanes of which something is left are behind what was taken; who arrives isn't to be.
+        -- Lanes of which something was passed over may be behind that; who arrives isn't to be.
         r.arrival_tag := greatest(r.arrival_tag, v_tag);
         SELECT l.tag, l.since - 1 INTO v_left_tag, v_left_since
         FROM lane l
@@ -4163,8 +4179,8 @@ BEGIN
     r.vsince := coalesce(v_left_since, v_since, r.vsince);
     DELETE FROM taken k WHERE k.queue = v_queue AND k.turn = r.turn;
     UPDATE rotation t
-    SET vtime = r.vtime, vsince = r.vsince, arrival_tag = r.arrival_tag, place = r.place, ahead = r.ahead,
-        plan_at = r.plan_at
+    SET vtime = r.vtime, vsince = r.vsince, arrival_tag = r.arrival_tag, place = r.place, planned = r.planned,
+        ahead = r.ahead, plan_at = r.plan_at, lane_tag = NULL, lane_since = NULL
     WHERE t.queue = v_queue AND t.turn = r.turn;
     RETURN r;
 END
@@ -4366,7 +4382,10 @@ $$;
 -- and scheduler_tidy before they change what was planned by. Nothing is lost by it but the work: each lane owes what it
 -- owed before, and what was taken of it.
 -- Locks: the lanes that it changes.
-CREATE FUNCTION scheduler_unplan(queue text) RETURNS void
+--
+-- Where n messages were taken since the place of the rotation, returns where the n-th starts of those that were taken or
+-- are still to be had: what would have been served, had nobody given anything back.
+CREATE FUNCTION scheduler_unplan(queue text, OUT tag bigint, OUT since bigint)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan
@@ -4393,40 +4412,48 @@ BEGIN
     ), marked AS (
         SELECT e.*, bool_or(e.place IS NULL) OVER (PARTITION BY e.id) AS is_taken
         FROM (
-            SELECT e.id, e.tag, e.channel, g.place + e.nth - 1 AS place
+            SELECT e.id, e.tag, e.since, e.channel, g.place + e.nth - 1 AS place
             FROM gone g
-            CROSS JOIN LATERAL unnest(g.ids, g.tags, g.channels) WITH ORDINALITY AS e (id, tag, channel, nth)
+            CROSS JOIN LATERAL unnest(g.ids, g.tags, g.sinces, g.channels) WITH ORDINALITY
+                AS e (id, tag, since, channel, nth)
             WHERE g.place + e.nth - 1 > v_place
             UNION ALL
-            SELECT x.id, NULL, NULL, NULL
+            SELECT x.id, NULL, NULL, NULL, NULL
             FROM taken k CROSS JOIN LATERAL unnest(k.ids) AS x (id)
             WHERE k.queue = v_queue AND k.turn = v_turn) e
     -- Where the next planned message of its channel starts, one ends.
-    ), planned AS (
-        SELECT m.*, lead(m.tag) OVER (PARTITION BY m.channel ORDER BY m.place) AS end_tag
-        FROM marked m
-        WHERE m.place IS NOT NULL
-    ), lanes AS MATERIALIZED (
-        SELECT p.channel, min(p.tag) + coalesce(sum(p.end_tag - p.tag) FILTER (WHERE p.is_taken), 0)::bigint AS tag,
-            max(p.tag) FILTER (WHERE p.is_taken AND p.end_tag IS NULL) AS last_tag,
-            min(m.dequeue_at) AS head_at,
-            (array_agg(m.id ORDER BY m.dequeue_at, m.id) FILTER (WHERE m.id IS NOT NULL))[1] AS head_id
-        FROM planned p
+    ), planned AS MATERIALIZED (
+        SELECT p.*, lead(p.tag) OVER (PARTITION BY p.channel ORDER BY p.place) AS end_tag, m.id AS left_id, m.dequeue_at
+        FROM marked p
         -- By its id alone, so that no index but that one can be used for it.
         LEFT JOIN LATERAL (SELECT m.* FROM message m WHERE m.id = p.id AND NOT p.is_taken OFFSET 0) m
             ON m.queue = v_queue AND m.channel = p.channel AND m.leased_until IS NULL
+        WHERE p.place IS NOT NULL
+    ), lanes AS MATERIALIZED (
+        SELECT p.channel, min(p.tag) + coalesce(sum(p.end_tag - p.tag) FILTER (WHERE p.is_taken), 0)::bigint AS tag,
+            max(p.tag) FILTER (WHERE p.is_taken AND p.end_tag IS NULL) AS last_tag,
+            min(p.dequeue_at) AS head_at,
+            (array_agg(p.left_id ORDER BY p.dequeue_at, p.left_id) FILTER (WHERE p.left_id IS NOT NULL))[1] AS head_id
+        FROM planned p
         GROUP BY p.channel
         HAVING NOT bool_and(p.is_taken)
+    ), moved AS (
+        UPDATE lane l
+        SET tag = p.tag + coalesce(l.tag - p.last_tag, 0), planned = -1, head_at = least(p.head_at, l.head_at),
+            head_id = CASE WHEN (p.head_at, p.head_id) < (l.head_at, l.head_id) THEN p.head_id ELSE l.head_id END
+        FROM lanes p
+        CROSS JOIN LATERAL (
+            SELECT k.ctid AS row FROM lane k
+            WHERE k.queue = v_queue AND k.channel = p.channel
+            ORDER BY k.tag DESC LIMIT 1) k
+        WHERE l.ctid = k.row
     )
-    UPDATE lane l
-    SET tag = p.tag + coalesce(l.tag - p.last_tag, 0), planned = -1, head_at = least(p.head_at, l.head_at),
-        head_id = CASE WHEN (p.head_at, p.head_id) < (l.head_at, l.head_id) THEN p.head_id ELSE l.head_id END
-    FROM lanes p
-    CROSS JOIN LATERAL (
-        SELECT k.ctid AS row FROM lane k
-        WHERE k.queue = v_queue AND k.channel = p.channel
-        ORDER BY k.tag DESC LIMIT 1) k
-    WHERE l.ctid = k.row;
+    SELECT p.tag, p.since INTO tag, since
+    FROM (
+        SELECT p.tag, p.since, row_number() OVER (ORDER BY p.place) AS nth
+        FROM planned p
+        WHERE p.is_taken OR p.left_id IS NOT NULL) p
+    WHERE p.nth = (SELECT count(*) FROM planned k WHERE k.is_taken);
 END
 $$;
 
@@ -4450,12 +4477,13 @@ AS $$
 #variable_conflict use_column
 DECLARE
     v_queue CONSTANT text := $1;
+    v_vtime CONSTANT bigint := $2;
     v_floor CONSTANT bigint := $5;
     v_activations CONSTANT bigint := $6;
     v_start bigint;
     v_woken integer;
 BEGIN
-    SELECT greatest(vtime, t.arrival_tag) INTO v_start
+    SELECT greatest(v_vtime, t.arrival_tag) INTO v_start
     FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
     WITH due AS MATERIALIZED (
         SELECT l.ctid AS row, l.due, l.head_id FROM lane l

@@ -2,7 +2,8 @@
 --
 -- Called by message_arrive. Counted are the ready messages of the channel, scheduled ones included, as this transaction
 -- sees them: what others have put in and not yet committed comes on top, so n open transactions that put in k each may
--- overshoot by n * k. No more than max_size + entered index entries are read.
+-- overshoot by n * k. No more than max_size + entered index entries are read; under an old snapshot, as many more as have
+-- been served of the channel since.
 -- Raises SQLSTATE QF001 instead where the channel's overflow is 'reject'.
 -- Reads only, and takes no lock.
 CREATE FUNCTION channel_surplus(queue text, channel text, entered bigint) RETURNS bigint

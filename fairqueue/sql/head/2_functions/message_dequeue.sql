@@ -123,11 +123,11 @@ BEGIN
                     CROSS JOIN LATERAL unnest(p.ids) WITH ORDINALITY AS e (id, nth)
                     WHERE p.queue = v_queue AND p.place > s.place - 32
                         AND p.place <= s.place + s.messages + 32 * max_messages + 32
-                        -- Others have a whole row of it, if they have its first message and its last one.
-                        -- Others have a whole row, if they have its first message and its last one.
+                        -- Others have all of a row, if they have these of it.
                         AND (p.place <= s.place OR EXISTS (
                             SELECT FROM message m
-                            WHERE m.ctid = ANY (ARRAY[p.rows[1], p.rows[cardinality(p.rows)]])
+                            WHERE m.ctid = ANY (ARRAY[
+                                    p.rows[1], p.rows[8], p.rows[16], p.rows[24], p.rows[cardinality(p.rows)]])
                                 AND NOT row_is_held(m.ctid, m.xmax, s.snapshot)))
                         AND p.place + e.nth - 1 > s.place
                         AND (p.tags[e.nth], p.sinces[e.nth]) < (s.lane_tag, s.lane_since)

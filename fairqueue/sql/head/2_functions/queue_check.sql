@@ -181,6 +181,11 @@ BEGIN
     FROM lanes l JOIN rotations r ON r.queue = l.queue
     WHERE l.due = 0 AND (l.tag, l.since) <= (r.vtime, r.vsince)
     UNION ALL
+    SELECT r.queue, NULL, 'a start of arrivals beyond all lanes', format('at most %s', k.tag), r.arrival_tag::text
+    FROM rotations r
+    CROSS JOIN LATERAL (SELECT greatest(0, r.vtime, max(l.tag)) AS tag FROM lanes l WHERE l.queue = r.queue) k
+    WHERE r.arrival_tag > k.tag
+    UNION ALL
     SELECT l.queue, l.channel, 'a ready lane before the first one', format('from (%s, %s) on', r.lane_tag, r.lane_since),
         format('(%s, %s)', l.tag, l.since)
     FROM lanes l JOIN rotations r ON r.queue = l.queue

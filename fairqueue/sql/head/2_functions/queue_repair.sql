@@ -48,14 +48,19 @@ BEGIN
     WHERE l.queue = v_queue AND k.queue = v_queue AND k.channel = l.channel AND (k.tag, k.ctid) > (l.tag, l.ctid);
     SELECT greatest(r.activations, r.vsince, max(l.since)) INTO r.activations FROM lane l WHERE l.queue = v_queue;
 
+    -- That nobody starts beyond all others, wherever the lanes are now.
+    PERFORM scheduler_unplan(v_queue);
+    UPDATE rotation t
+    SET arrival_tag = least(t.arrival_tag,
+        greatest(0, r.vtime, (SELECT max(l.tag) FROM lane l WHERE l.queue = v_queue)))
+    WHERE t.queue = v_queue;
     SELECT b.activations, b.due_floor, b.lease_floor, b.max_concurrency, b.paused_until, b.running
     INTO r.activations, r.due_floor, r.lease_floor, r.max_concurrency, r.paused_until, r.running
     FROM scheduler_rebuild(v_queue, r.turn, r.vtime, v_now, true, r.activations) b;
     UPDATE rotation t
     SET turn = r.turn + 1, activations = r.activations, due_floor = r.due_floor, lease_floor = r.lease_floor,
         max_concurrency = r.max_concurrency, paused_until = r.paused_until, running = r.running,
-        counted_from = r.turn, clock = v_now, idle_floor = -1, swept = '', arrival_tag = 0,
-        place = greatest(t.place, t.planned),
+        counted_from = r.turn, clock = v_now, idle_floor = -1, swept = '', place = greatest(t.place, t.planned),
         planned = greatest(t.place, t.planned), ahead = 0,
         plan_at = plan_after(), lane_tag = NULL, lane_since = NULL,
         -- All signals are to be read again, whatever they say.

@@ -29,11 +29,12 @@ AS $$
 DECLARE
     v_queue CONSTANT text := $1;
     v_turn CONSTANT bigint := $2;
+    v_vtime CONSTANT bigint := $3;
     v_activations CONSTANT bigint := $11;
     v_start bigint;
     v_is_planned boolean;
 BEGIN
-    SELECT greatest(vtime, t.arrival_tag), t.planned > t.place INTO v_start, v_is_planned
+    SELECT greatest(v_vtime, t.arrival_tag), t.planned > t.place INTO v_start, v_is_planned
     FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
     -- Before what is planned of a channel: then the plan is no longer the order.
     IF v_is_planned AND EXISTS (
@@ -42,7 +43,7 @@ BEGIN
             SELECT l.* FROM lane l
             WHERE l.queue = v_queue AND l.channel = n.channel
             ORDER BY l.tag DESC LIMIT 1) l
-        WHERE l.planned >= vtime AND (n.at, n.id) < (l.head_at, l.head_id))
+        WHERE l.planned >= v_vtime AND (n.at, n.id) < (l.head_at, l.head_id))
     THEN
         PERFORM scheduler_unplan(v_queue);
     END IF;
@@ -91,7 +92,8 @@ BEGIN
     ), changed AS (
         UPDATE lane l
         SET due = w.new_due,
-            tag = CASE WHEN w.becomes_ready THEN greatest(l.tag, v_start) ELSE l.tag END,
+            tag = CASE WHEN w.becomes_ready THEN greatest(l.tag, CASE WHEN w.due = 0 THEN v_vtime ELSE v_start END)
+                ELSE l.tag END,
             since = CASE WHEN w.becomes_ready THEN v_activations + w.nth ELSE l.since END,
             head_at = coalesce(w.new_at, l.head_at), head_id = w.new_id,
             weight = w.weight, max_concurrency = w.max_concurrency, release_interval = w.release_interval,

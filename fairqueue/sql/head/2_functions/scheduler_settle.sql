@@ -3,6 +3,8 @@
 -- Called by scheduler_serve and queue_repair, within the turn, which nobody who takes from the plan has at the same
 -- time: all that was taken is committed, or rolled back. Where one of those that were passed over is left, because it
 -- was rolled back, or was not there to be taken, the plan is taken back: it was made as if that one came first.
+-- A channel that becomes active then starts where the last of as many messages would have been, had they been served in
+-- their order.
 -- Locks: the rotation of the queue, and the rows of taken that it deletes, which nobody else writes; and as
 -- scheduler_unplan.
 --
@@ -36,11 +38,12 @@ BEGIN
         r.place := v_last;
         r.ahead := least(r.ahead + v_messages, plan_most());
     ELSE
-        PERFORM scheduler_unplan(v_queue);
-        r.place := r.planned;
+        SELECT u.tag, u.since INTO v_tag, v_since FROM scheduler_unplan(v_queue) u;
+        r.place := greatest(r.planned, v_last);
+        r.planned := r.place;
         r.ahead := 0;
         r.plan_at := plan_after();
-        -- Lanes of which something is left are behind what was taken; who arrives isn't to be.
+        -- Lanes of which something was passed over may be behind that; who arrives isn't to be.
         r.arrival_tag := greatest(r.arrival_tag, v_tag);
         SELECT l.tag, l.since - 1 INTO v_left_tag, v_left_since
         FROM lane l
@@ -53,8 +56,8 @@ BEGIN
     r.vsince := coalesce(v_left_since, v_since, r.vsince);
     DELETE FROM taken k WHERE k.queue = v_queue AND k.turn = r.turn;
     UPDATE rotation t
-    SET vtime = r.vtime, vsince = r.vsince, arrival_tag = r.arrival_tag, place = r.place, ahead = r.ahead,
-        plan_at = r.plan_at
+    SET vtime = r.vtime, vsince = r.vsince, arrival_tag = r.arrival_tag, place = r.place, planned = r.planned,
+        ahead = r.ahead, plan_at = r.plan_at, lane_tag = NULL, lane_since = NULL
     WHERE t.queue = v_queue AND t.turn = r.turn;
     RETURN r;
 END

@@ -18,12 +18,13 @@ AS $$
 #variable_conflict use_column
 DECLARE
     v_queue CONSTANT text := $1;
+    v_vtime CONSTANT bigint := $2;
     v_floor CONSTANT bigint := $5;
     v_activations CONSTANT bigint := $6;
     v_start bigint;
     v_woken integer;
 BEGIN
-    SELECT greatest(vtime, t.arrival_tag) INTO v_start
+    SELECT greatest(v_vtime, t.arrival_tag) INTO v_start
     FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
     WITH due AS MATERIALIZED (
         SELECT l.ctid AS row, l.due, l.head_id FROM lane l
