@@ -3,9 +3,10 @@
 from collections.abc import Callable, Sequence
 
 import psycopg
-from sqlalchemy import text
+from sqlalchemy import select, text, update
 from sqlalchemy.orm import Session
 
+import fairqueue as fq
 from tests.acts import lease_of, plan_ahead, put
 from tests.invariants import check_invariants
 from tests.twins import planned
@@ -69,3 +70,14 @@ def finish(session: Session, workers: Sequence[psycopg.Connection], *done: Ids) 
     assert len(leased) == session.scalar(text("SELECT count(*) FROM fairqueue.message"))
     assert len(served) == len(set(served))
     assert set(served) <= set(leased)
+
+
+def cancelled(session: Session, id_: int) -> None:
+    session.execute(fq.cancel(id_))
+
+
+def replaced(session: Session, id_: int) -> None:
+    channel = session.scalars(select(fq.Message.channel).where(fq.Message.id == id_)).one()
+    session.execute(update(fq.Message).where(fq.Message.id == id_).values(key="k"))
+    session.commit()
+    assert fq.enqueue_unique(session, channel, "new", key="k", on_conflict="replace") == id_

@@ -4,13 +4,12 @@ The order is that of the plan. Whatever is to be done beside serving waits for t
 """
 
 import random
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
-from sqlalchemy import Engine, select, text, update
+from sqlalchemy import Engine, text, update
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
@@ -19,7 +18,7 @@ from tests.fixtures.connections import Raw
 from tests.invariants import check_invariants
 from tests.limiting import limit
 from tests.observing import observer, value, waits_for_a_lock
-from tests.taking import CHANNELS, GATE, Ids, Named, dequeue, finish, ids_planned
+from tests.taking import CHANNELS, GATE, Ids, Named, dequeue, finish, ids_planned, replaced
 
 #: What happens between two dequeues, and how the transaction of the first ends: what both return.
 DequeueAfter = Callable[[Callable[[], None], str], tuple[Ids, Ids]]
@@ -90,233 +89,6 @@ def a_message_comes(session: Session) -> None:
 
 def a_lease_runs_out(session: Session) -> None:
     sql(session, "UPDATE fairqueue.rotation SET lease_floor = '2000-01-01'")
-
-
-def test_a_message_that_is_gone_keeps_nobody(session: Session, order: Ids, workers: list[psycopg.Connection]) -> None:
-    """It is passed over while others are at it. Who is alone takes the turn: what comes next has to be found anew."""
-    done = [dequeue(workers[0])]
-    assert session.execute(fq.cancel(order[3:5])).all() == [(order[3], "cancelled"), (order[4], "cancelled")]
-    session.commit()
-    done.append(dequeue(workers[1]))
-    assert done[1] == order[5:8]
-    workers[0].commit()
-    workers[1].commit()
-    turn = "SELECT turn FROM fairqueue.rotation"
-    before = session.scalar(text(turn))
-    done.append(dequeue(workers[2]))
-    workers[2].commit()
-    session.commit()
-    assert session.scalar(text(turn)) != before
-    finish(session, workers, *done)
-
-
-def rows_of_plan(session: Session) -> list[Ids]:
-    return list(session.scalars(text("SELECT ids FROM fairqueue.plan ORDER BY place")))
-
-
-def test_what_is_between_those_that_are_gone_comes_next(
-    session: Session, order: Ids, workers: list[psycopg.Connection]
-) -> None:
-    """A row of the plan, of which five are gone, is passed over as a whole, while others are at it."""
-    row = rows_of_plan(session)[1]
-    start = order.index(row[0])
-    done = [dequeue(workers[0], start)]
-    session.execute(fq.cancel([row[0], row[7], row[15], row[23], row[-1]]))
-    session.commit()
-    sql(session, "DELETE FROM fairqueue.signal")  # as if it had been committed while they were at it
-    done.append(dequeue(workers[1], 5))
-    assert done[1] == order[start + len(row) : start + len(row) + 5]
-    workers[0].commit()
-    workers[1].commit()
-    done.append(dequeue(workers[2], len(row)))
-    assert len({*row} & {*done[2]}) == len(row) - 5
-    finish(session, workers, *done)
-
-
-def test_what_is_before_one_that_is_gone_comes_next(
-    session: Session, order: Ids, workers: list[psycopg.Connection]
-) -> None:
-    row = rows_of_plan(session)[1]
-    session.execute(fq.cancel(row[-1]))
-    session.commit()
-    sql(session, "DELETE FROM fairqueue.signal")
-    done = [dequeue(workers[0], order.index(row[1]))]
-    done.append(dequeue(workers[1], 5))
-    assert done[1] == row[1:6]
-    finish(session, workers, *done)
-
-
-def test_what_is_rolled_back_within_a_row_comes_next(
-    session: Session, order: Ids, workers: list[psycopg.Connection]
-) -> None:
-    row = rows_of_plan(session)[1]
-    done = [dequeue(workers[0], order.index(row[4]))]
-    middle = dequeue(workers[1], 8)
-    done.append(dequeue(workers[2], 25))
-    workers[1].rollback()
-    done.append(dequeue(workers[3], 8))
-    assert done[-1] == middle == row[4:12]
-    finish(session, workers, *done)
-
-
-@pytest.mark.parametrize("size", [6, 30, 60])
-def test_who_comes_after_a_rollback_waits_for_no_more_than_a_round(
-    session: Session, order: Ids, workers: list[psycopg.Connection], size: int
-) -> None:
-    """However much was given back: all stand where as many messages would have led to."""
-    dequeue(workers[0], size)
-    done = dequeue(workers[1], size)
-    workers[0].rollback()
-    workers[1].commit()
-    put(session, "late", 50)
-    batch = lease_of(session, 100)
-    assert [message.channel for message in batch].index("late") <= 2 * len(CHANNELS)
-    finish(session, workers, done, [message.id for message in batch])
-
-
-@pytest.fixture
-def owed(session: Session, order: Ids, workers: list[psycopg.Connection]) -> Callable[[int], Counter[str]]:
-    """15 planned messages of channel d are cancelled, and 120 of all are taken past them. What so many after it are."""
-    done = [dequeue(workers[0])]
-    of_it = {*session.scalars(select(fq.Message.id).where(fq.Message.channel == "d"))}
-    session.execute(fq.cancel([id_ for id_ in order[3:] if id_ in of_it][:15]))
-    session.commit()
-    sql(session, "DELETE FROM fairqueue.signal")
-    for _ in range(40):
-        done.append(dequeue(workers[1]))
-        workers[1].commit()
-    workers[0].commit()
-
-    def serve(messages: int) -> Counter[str]:
-        batch = lease_of(session, messages)
-        finish(session, workers, *done, [message.id for message in batch])
-        return Counter(message.channel for message in batch)
-
-    return serve
-
-
-def nothing(session: Session) -> None:
-    pass
-
-
-def a_policy_of_the_queue(session: Session) -> None:
-    session.add(fq.Queue(name="default", max_concurrency=100_000))
-    session.commit()
-
-
-def a_repair(session: Session) -> None:
-    sql(session, "SELECT fairqueue.queue_repair()")
-
-
-@pytest.mark.parametrize("event", [nothing, a_policy_of_the_queue, a_repair])
-def test_who_is_owed_comes_first(
-    session: Session, owed: Callable[[int], Counter[str]], event: Callable[[Session], None]
-) -> None:
-    event(session)
-    assert owed(10) == {"d": 10}
-
-
-@pytest.mark.parametrize("event", [nothing, a_policy_of_the_queue, a_repair])
-def test_who_comes_then_does_not(
-    session: Session, owed: Callable[[int], Counter[str]], event: Callable[[Session], None]
-) -> None:
-    event(session)
-    put(session, "late", 50)
-    served = owed(14 + 7 * 4)
-    assert {served[channel] for channel in ("a", "b", "c", "e", "f", "late")} <= {3, 4, 5}
-
-
-def cancelled(session: Session, id_: int) -> None:
-    session.execute(fq.cancel(id_))
-
-
-def replaced(session: Session, id_: int) -> None:
-    channel = session.scalars(select(fq.Message.channel).where(fq.Message.id == id_)).one()
-    session.execute(update(fq.Message).where(fq.Message.id == id_).values(key="k"))
-    session.commit()
-    assert fq.enqueue_unique(session, channel, "new", key="k", on_conflict="replace") == id_
-
-
-@pytest.mark.parametrize("lose", [cancelled, replaced])
-def test_what_was_taken_past_one_that_is_gone_was_not_for_nothing(
-    session: Session, order: Ids, workers: list[psycopg.Connection], lose: Callable[[Session, int], None]
-) -> None:
-    """Its channel gets no more for it than the one, and who comes then starts where the others are."""
-    done = [dequeue(workers[0])]
-    lose(session, order[3])
-    session.commit()
-    sql(session, "DELETE FROM fairqueue.signal")  # as if it had been committed while they were at it
-    for _ in range(40):
-        done.append(dequeue(workers[1]))
-        workers[1].commit()
-    workers[0].commit()
-    put(session, "late", 50)
-    batch = lease_of(session, 28)
-    served = Counter(message.channel for message in batch)
-    assert {served[channel] for channel in CHANNELS} <= {3, 4, 5}
-    assert served["late"] == 4
-    finish(session, workers, *done, [message.id for message in batch])
-
-
-def test_what_was_taken_past_what_is_rolled_back_was_not_for_nothing(
-    session: Session, order: Ids, workers: list[psycopg.Connection]
-) -> None:
-    """Though the plan is taken back then, as a message comes before what is planned."""
-    dequeue(workers[0], 6)
-    done = []
-    for _ in range(40):
-        done.append(dequeue(workers[1]))
-        workers[1].commit()
-    workers[0].rollback()
-    put(session, "b", priority=5)
-    put(session, "late", 50)
-    batch = lease_of(session, 6 + 7 * 4)
-    served = Counter(message.channel for message in batch)
-    assert served.keys() == {*CHANNELS, "late"}
-    assert {*served.values()} == {4, 5}
-    assert {*order[:6]} <= {message.id for message in batch}
-    finish(session, workers, *done, [message.id for message in batch])
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_each_channel_owes_for_what_it_got(session: Session, workers: list[psycopg.Connection], seed: int) -> None:
-    """Whatever its messages cost, and whatever was cancelled or given back in between."""
-    chance = random.Random(seed)  # noqa: S311 - not for secrets
-    for channel in CHANNELS:
-        session.add(fq.Channel(name=channel, weight=chance.choice([1, 2.5])))
-        fq.enqueue_many(session, [{"channel": channel, "cost": chance.choice([1, 3, 40])} for _ in range(120)])
-    session.commit()
-    lease_of(session, 1)
-    plan_ahead(session, 600)
-    lease_of(session, 1)
-    plan_ahead(session, 0)
-    order = ids_planned(session)
-    gone = {*dequeue(workers[3])}  # which keeps its share, so that nobody takes the turn meanwhile
-    for _ in range(30):
-        worker = chance.choice(workers[:3])
-        given = {*dequeue(worker)}
-        gone |= given
-        left = [id_ for id_ in order if id_ not in gone][:8]
-        if chance.random() < 0.4:
-            session.execute(fq.cancel(chance.sample(left, 2)))
-            sql(session, "DELETE FROM fairqueue.signal")  # as if it had been committed while they were at it
-        if chance.random() < 0.3:
-            worker.rollback()
-            gone -= given
-        else:
-            worker.commit()
-    workers[3].commit()
-    lease_of(session, 5)
-    session.execute(text("SELECT fairqueue.scheduler_unplan('default')"))
-    tags = session.execute(text("SELECT channel, tag FROM fairqueue.lane")).all()
-    served = session.execute(
-        text("""
-            SELECT m.channel, sum(fairqueue.lane_step(m.cost, c.weight))
-            FROM fairqueue.message m JOIN fairqueue.channel c ON c.name = m.channel
-            WHERE m.leased_until IS NOT NULL GROUP BY m.channel""")
-    ).all()
-    assert {*tags} == {*served}
-    check_invariants(session.connection())
 
 
 @pytest.fixture

@@ -466,8 +466,8 @@ CREATE TABLE rotation (
     held_from        timestamptz NOT NULL DEFAULT 'infinity',
     held_since       timestamptz NOT NULL DEFAULT 'infinity',
     held_at          timestamptz NOT NULL DEFAULT 'infinity',
-    -- While lanes stand behind what others got, because of planned messages that weren't there to be taken: where it would
-    -- have been served up to otherwise. A channel that becomes active starts there, if that is beyond vtime.
+    -- While lanes stand behind others, because of planned messages that weren't there to be taken: up to where all would
+    -- have been served for the same work. A channel that becomes active starts there, if that is beyond vtime.
     arrival_tag      bigint      NOT NULL DEFAULT 0,
     CONSTRAINT rotation_pkey PRIMARY KEY (queue, turn)
 ) WITH (autovacuum_vacuum_scale_factor = 0.05);
@@ -1769,7 +1769,7 @@ BEGIN
                         AND (p.place <= s.place OR EXISTS (
                             SELECT FROM message m
                             WHERE m.ctid = ANY (ARRAY[
-                                    p.rows[1], p.rows[8], p.rows[16], p.rows[24], p.rows[cardinality(p.rows)]])
+                                    p.rows[1], p.rows[7], p.rows[14], p.rows[21], p.rows[cardinality(p.rows)]])
                                 AND NOT row_is_held(m.ctid, m.xmax, s.snapshot)))
                         AND p.place + e.nth - 1 > s.place
                         AND (p.tags[e.nth], p.sinces[e.nth]) < (s.lane_tag, s.lane_since)
@@ -2447,7 +2447,7 @@ BEGIN
     SELECT r.queue, NULL, 'a start of arrivals beyond all lanes', format('at most %s', k.tag), r.arrival_tag::text
     FROM rotations r
     CROSS JOIN LATERAL (SELECT greatest(0, r.vtime, max(l.tag)) AS tag FROM lanes l WHERE l.queue = r.queue) k
-    WHERE r.arrival_tag > k.tag
+    WHERE r.arrival_tag > r.vtime AND r.arrival_tag > k.tag
     UNION ALL
     SELECT l.queue, l.channel, 'a ready lane before the first one', format('from (%s, %s) on', r.lane_tag, r.lane_since),
         format('(%s, %s)', l.tag, l.since)
@@ -4126,8 +4126,8 @@ $$;
 -- Called by scheduler_serve and queue_repair, within the turn, which nobody who takes from the plan has at the same
 -- time: all that was taken is committed, or rolled back. Where one of those that were passed over is left, because it
 -- was rolled back, or was not there to be taken, the plan is taken back: it was made as if that one came first.
--- A channel that becomes active then starts where the last of as many messages would have been, had they been served in
--- their order.
+-- A channel that becomes active then starts where the last message would have, had the same work been done in the order
+-- of what was there.
 -- Locks: the rotation of the queue, and the rows of taken that it deletes, which nobody else writes; and as
 -- scheduler_unplan.
 --
@@ -4379,12 +4379,13 @@ $$;
 -- Called by scheduler_serve, within the turn, when what was planned is no longer what should come next, because a
 -- message is gone, changed or held by somebody; by scheduler_settle, when others were taken past such a one; by
 -- scheduler_activate, when a message came before planned ones of its channel; and by scheduler_fold, scheduler_rebuild
--- and scheduler_tidy before they change what was planned by. Nothing is lost by it but the work: each lane owes what it
--- owed before, and what was taken of it.
+-- and scheduler_tidy before they change what was planned by, and by queue_repair. Nothing is lost by it but the work:
+-- each lane owes what it owed before, and what was taken of it.
 -- Locks: the lanes that it changes.
 --
--- Where n messages were taken since the place of the rotation, returns where the n-th starts of those that were taken or
--- are still to be had: what would have been served, had nobody given anything back.
+-- Where something was taken since the place of the rotation, returns where the last message would have started, had the
+-- same work been done in the order of those that were taken or are still to be had. At least one lane stands there, or
+-- beyond.
 CREATE FUNCTION scheduler_unplan(queue text, OUT tag bigint, OUT since bigint)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -4400,15 +4401,17 @@ DECLARE
     v_queue CONSTANT text := $1;
     v_turn bigint;
     v_place bigint;
+    v_has_taken boolean;
 BEGIN
-    SELECT r.turn, r.place INTO v_turn, v_place
+    SELECT r.turn, r.place, EXISTS (SELECT FROM taken k WHERE k.queue = v_queue AND k.turn = r.turn)
+    INTO v_turn, v_place, v_has_taken
     FROM rotation r WHERE r.queue = v_queue ORDER BY r.turn DESC LIMIT 1;
 
     WITH gone AS (
         DELETE FROM plan p
         WHERE p.queue = v_queue AND p.place > v_place - 32
         RETURNING p.*
-    -- What was taken is found by sorting: a join would be a loop.
+    -- What was taken is found by sorting, and so are the steps below: a join would be a loop.
     ), marked AS (
         SELECT e.*, bool_or(e.place IS NULL) OVER (PARTITION BY e.id) AS is_taken
         FROM (
@@ -4421,39 +4424,57 @@ BEGIN
             SELECT x.id, NULL, NULL, NULL, NULL
             FROM taken k CROSS JOIN LATERAL unnest(k.ids) AS x (id)
             WHERE k.queue = v_queue AND k.turn = v_turn) e
-    -- Where the next planned message of its channel starts, one ends.
     ), planned AS MATERIALIZED (
-        SELECT p.*, lead(p.tag) OVER (PARTITION BY p.channel ORDER BY p.place) AS end_tag, m.id AS left_id, m.dequeue_at
+        SELECT p.channel, p.tag, p.since, p.place, p.is_taken, m.id AS left_id, m.dequeue_at
         FROM marked p
         -- By its id alone, so that no index but that one can be used for it.
         LEFT JOIN LATERAL (SELECT m.* FROM message m WHERE m.id = p.id AND NOT p.is_taken OFFSET 0) m
             ON m.queue = v_queue AND m.channel = p.channel AND m.leased_until IS NULL
         WHERE p.place IS NOT NULL
-    ), lanes AS MATERIALIZED (
-        SELECT p.channel, min(p.tag) + coalesce(sum(p.end_tag - p.tag) FILTER (WHERE p.is_taken), 0)::bigint AS tag,
-            max(p.tag) FILTER (WHERE p.is_taken AND p.end_tag IS NULL) AS last_tag,
-            min(p.dequeue_at) AS head_at,
-            (array_agg(p.left_id ORDER BY p.dequeue_at, p.left_id) FILTER (WHERE p.left_id IS NOT NULL))[1] AS head_id
-        FROM planned p
-        GROUP BY p.channel
-        HAVING NOT bool_and(p.is_taken)
+    -- A message's step is up to where the next one of its channel starts; that of the last one, up to its lane.
+    ), steps AS MATERIALIZED (
+        SELECT e.*, lead(e.tag) OVER lane - e.tag AS step, first_value(e.tag) OVER lane AS first_tag,
+            last_value(e.weight) OVER (lane ROWS BETWEEN CURRENT ROW AND UNBOUNDED FOLLOWING) AS lane_weight
+        FROM (
+            SELECT p.*, NULL::tid AS row, NULL::double precision AS weight FROM planned p
+            UNION ALL
+            SELECT c.channel, l.tag, NULL, 9223372036854775807, NULL, NULL, NULL, l.row, l.weight
+            FROM (SELECT DISTINCT p.channel FROM planned p) c
+            CROSS JOIN LATERAL (
+                SELECT l.ctid AS row, l.tag, l.weight FROM lane l
+                WHERE l.queue = v_queue AND l.channel = c.channel
+                ORDER BY l.tag DESC LIMIT 1) l) e
+        WINDOW lane AS (PARTITION BY e.channel ORDER BY e.place)
+    ), moves AS MATERIALIZED (
+        SELECT (array_agg(s.row) FILTER (WHERE s.row IS NOT NULL))[1] AS row,
+            (min(s.first_tag) + coalesce(sum(s.step) FILTER (WHERE s.is_taken), 0))::bigint AS tag,
+            min(s.dequeue_at) AS head_at,
+            (array_agg(s.left_id ORDER BY s.dequeue_at, s.left_id) FILTER (WHERE s.left_id IS NOT NULL))[1] AS head_id
+        FROM steps s
+        GROUP BY s.channel
+        HAVING bool_or(NOT s.is_taken)
     ), moved AS (
         UPDATE lane l
-        SET tag = p.tag + coalesce(l.tag - p.last_tag, 0), planned = -1, head_at = least(p.head_at, l.head_at),
-            head_id = CASE WHEN (p.head_at, p.head_id) < (l.head_at, l.head_id) THEN p.head_id ELSE l.head_id END
-        FROM lanes p
-        CROSS JOIN LATERAL (
-            SELECT k.ctid AS row FROM lane k
-            WHERE k.queue = v_queue AND k.channel = p.channel
-            ORDER BY k.tag DESC LIMIT 1) k
-        WHERE l.ctid = k.row
+        SET tag = v.tag, planned = -1, head_at = least(v.head_at, l.head_at),
+            head_id = CASE WHEN (v.head_at, v.head_id) < (l.head_at, l.head_id) THEN v.head_id ELSE l.head_id END
+        FROM moves v
+        WHERE l.ctid = v.row
+    -- Without what is gone, what comes after it in its channel starts earlier.
+    ), ordered AS (
+        SELECT s.since, s.is_taken, round(s.step * s.lane_weight)::bigint AS work,
+            (s.first_tag + coalesce(sum(s.step) OVER (
+                PARTITION BY s.channel ORDER BY s.place ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0))::bigint
+            AS start
+        FROM steps s
+        WHERE v_has_taken AND (s.is_taken OR s.left_id IS NOT NULL)
     )
-    SELECT p.tag, p.since INTO tag, since
+    SELECT o.start, o.since INTO tag, since
     FROM (
-        SELECT p.tag, p.since, row_number() OVER (ORDER BY p.place) AS nth
-        FROM planned p
-        WHERE p.is_taken OR p.left_id IS NOT NULL) p
-    WHERE p.nth = (SELECT count(*) FROM planned k WHERE k.is_taken);
+        SELECT o.start, o.since, sum(o.work) FILTER (WHERE o.is_taken) OVER () AS work, coalesce(sum(o.work) OVER (
+            ORDER BY o.start, o.since ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS work_before
+        FROM ordered o) o
+    WHERE o.work_before < o.work
+    ORDER BY o.start DESC, o.since DESC LIMIT 1;
 END
 $$;
 

@@ -53,8 +53,8 @@ CREATE TABLE rotation (
     held_from        timestamptz NOT NULL DEFAULT 'infinity',
     held_since       timestamptz NOT NULL DEFAULT 'infinity',
     held_at          timestamptz NOT NULL DEFAULT 'infinity',
-    -- While lanes stand behind what others got, because of planned messages that weren't there to be taken: where it would
-    -- have been served up to otherwise. A channel that becomes active starts there, if that is beyond vtime.
+    -- While lanes stand behind others, because of planned messages that weren't there to be taken: up to where all would
+    -- have been served for the same work. A channel that becomes active starts there, if that is beyond vtime.
     arrival_tag      bigint      NOT NULL DEFAULT 0,
     CONSTRAINT rotation_pkey PRIMARY KEY (queue, turn)
 ) WITH (autovacuum_vacuum_scale_factor = 0.05);

@@ -127,7 +127,7 @@ BEGIN
                         AND (p.place <= s.place OR EXISTS (
                             SELECT FROM message m
                             WHERE m.ctid = ANY (ARRAY[
-                                    p.rows[1], p.rows[8], p.rows[16], p.rows[24], p.rows[cardinality(p.rows)]])
+                                    p.rows[1], p.rows[7], p.rows[14], p.rows[21], p.rows[cardinality(p.rows)]])
                                 AND NOT row_is_held(m.ctid, m.xmax, s.snapshot)))
                         AND p.place + e.nth - 1 > s.place
                         AND (p.tags[e.nth], p.sinces[e.nth]) < (s.lane_tag, s.lane_since)

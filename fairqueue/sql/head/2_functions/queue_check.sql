@@ -184,7 +184,7 @@ BEGIN
     SELECT r.queue, NULL, 'a start of arrivals beyond all lanes', format('at most %s', k.tag), r.arrival_tag::text
     FROM rotations r
     CROSS JOIN LATERAL (SELECT greatest(0, r.vtime, max(l.tag)) AS tag FROM lanes l WHERE l.queue = r.queue) k
-    WHERE r.arrival_tag > k.tag
+    WHERE r.arrival_tag > r.vtime AND r.arrival_tag > k.tag
     UNION ALL
     SELECT l.queue, l.channel, 'a ready lane before the first one', format('from (%s, %s) on', r.lane_tag, r.lane_since),
         format('(%s, %s)', l.tag, l.since)

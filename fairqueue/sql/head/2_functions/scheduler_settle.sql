@@ -3,8 +3,8 @@
 -- Called by scheduler_serve and queue_repair, within the turn, which nobody who takes from the plan has at the same
 -- time: all that was taken is committed, or rolled back. Where one of those that were passed over is left, because it
 -- was rolled back, or was not there to be taken, the plan is taken back: it was made as if that one came first.
--- A channel that becomes active then starts where the last of as many messages would have been, had they been served in
--- their order.
+-- A channel that becomes active then starts where the last message would have, had the same work been done in the order
+-- of what was there.
 -- Locks: the rotation of the queue, and the rows of taken that it deletes, which nobody else writes; and as
 -- scheduler_unplan.
 --

@@ -1,0 +1,289 @@
+"""Messages that dequeues side by side pass over: cancelled, replaced, or given back by one that rolled back.
+
+What is left of them comes next. Nobody gets for nothing what was served past them, and who arrives then waits for none
+of it.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Callable
+
+import psycopg
+import pytest
+from sqlalchemy import select, text
+from sqlalchemy.orm import Session
+
+import fairqueue as fq
+from tests.acts import lease_of, plan_ahead, put, sql
+from tests.invariants import check_invariants
+from tests.taking import CHANNELS, Ids, cancelled, dequeue, finish, ids_planned, replaced
+
+
+def test_a_message_that_is_gone_keeps_nobody(session: Session, order: Ids, workers: list[psycopg.Connection]) -> None:
+    """It is passed over while others are at it. Who is alone takes the turn: what comes next has to be found anew."""
+    done = [dequeue(workers[0])]
+    assert session.execute(fq.cancel(order[3:5])).all() == [(order[3], "cancelled"), (order[4], "cancelled")]
+    session.commit()
+    done.append(dequeue(workers[1]))
+    assert done[1] == order[5:8]
+    workers[0].commit()
+    workers[1].commit()
+    turn = "SELECT turn FROM fairqueue.rotation"
+    before = session.scalar(text(turn))
+    done.append(dequeue(workers[2]))
+    workers[2].commit()
+    session.commit()
+    assert session.scalar(text(turn)) != before
+    finish(session, workers, *done)
+
+
+def rows_of_plan(session: Session) -> list[Ids]:
+    return list(session.scalars(text("SELECT ids FROM fairqueue.plan ORDER BY place")))
+
+
+def test_what_is_between_those_that_are_gone_comes_next(
+    session: Session, order: Ids, workers: list[psycopg.Connection]
+) -> None:
+    """A row of the plan, of which five are gone, is passed over as a whole, while others are at it."""
+    row = rows_of_plan(session)[1]
+    start = order.index(row[0])
+    done = [dequeue(workers[0], start)]
+    session.execute(fq.cancel([row[0], row[6], row[13], row[20], row[-1]]))
+    session.commit()
+    sql(session, "DELETE FROM fairqueue.signal")  # as if it had been committed while they were at it
+    done.append(dequeue(workers[1], 5))
+    assert done[1] == order[start + len(row) : start + len(row) + 5]
+    workers[0].commit()
+    workers[1].commit()
+    done.append(dequeue(workers[2], len(row)))
+    assert len({*row} & {*done[2]}) == len(row) - 5
+    finish(session, workers, *done)
+
+
+def test_what_is_before_one_that_is_gone_comes_next(
+    session: Session, order: Ids, workers: list[psycopg.Connection]
+) -> None:
+    row = rows_of_plan(session)[1]
+    session.execute(fq.cancel(row[-1]))
+    session.commit()
+    sql(session, "DELETE FROM fairqueue.signal")
+    done = [dequeue(workers[0], order.index(row[1]))]
+    done.append(dequeue(workers[1], 5))
+    assert done[1] == row[1:6]
+    finish(session, workers, *done)
+
+
+def test_what_is_rolled_back_within_a_row_comes_next(
+    session: Session, order: Ids, workers: list[psycopg.Connection]
+) -> None:
+    row = rows_of_plan(session)[1]
+    done = [dequeue(workers[0], order.index(row[4]))]
+    middle = dequeue(workers[1], 8)
+    done.append(dequeue(workers[2], 25))
+    workers[1].rollback()
+    done.append(dequeue(workers[3], 8))
+    assert done[-1] == middle == row[4:12]
+    finish(session, workers, *done)
+
+
+@pytest.mark.parametrize("size", [6, 30, 60])
+def test_who_comes_after_a_rollback_waits_for_no_more_than_a_round(
+    session: Session, order: Ids, workers: list[psycopg.Connection], size: int
+) -> None:
+    """However much was given back: all stand where as many messages would have led to."""
+    dequeue(workers[0], size)
+    done = dequeue(workers[1], size)
+    workers[0].rollback()
+    workers[1].commit()
+    put(session, "late", 50)
+    batch = lease_of(session, 100)
+    assert [message.channel for message in batch].index("late") <= 2 * len(CHANNELS)
+    finish(session, workers, done, [message.id for message in batch])
+
+
+def prepared(session: Session, channels: str, costs: list[float]) -> Ids:
+    """Channels with messages of these costs each, most of them planned: their ids, in that order."""
+    for channel in channels:
+        fq.enqueue_many(session, [{"channel": channel, "cost": cost} for cost in costs])
+    session.commit()
+    lease_of(session, 1)
+    plan_ahead(session, 600)
+    lease_of(session, 1)
+    plan_ahead(session, 0)
+    return ids_planned(session)
+
+
+@pytest.mark.parametrize("channels", ["a", "ab"])
+def test_who_comes_after_much_was_cancelled_waits_for_no_more_than_a_round(
+    session: Session, workers: list[psycopg.Connection], channels: str
+) -> None:
+    """While others were at it, who passed over it."""
+    order = prepared(session, channels, [1] * 400)
+    done = [dequeue(workers[0], 10)]
+    workers[2].execute("SELECT * FROM fairqueue.message_cancel(%s)", [order[10:110]])
+    for _ in range(4):
+        done.append(dequeue(workers[1], 10))
+        workers[1].commit()
+    workers[2].commit()
+    workers[0].commit()
+    lease_of(session, 1)  # which settles
+    assert session.execute(text("SELECT * FROM fairqueue.queue_check()")).all() == []
+    put(session, "late", 300)
+    assert "late" in [message.channel for message in lease_of(session, 1 + 2 * len(channels))]
+
+
+@pytest.mark.parametrize("channels", ["a", "ab"])
+@pytest.mark.parametrize("costs", [[100] * 40 + [1] * 300, [1] * 40 + [100] * 300])
+def test_who_comes_after_a_rollback_is_neither_ahead_nor_behind(
+    session: Session, workers: list[psycopg.Connection], channels: str, costs: list[float]
+) -> None:
+    """Though what was given back cost much less than what was taken past it, or much more."""
+    prepared(session, channels, costs)
+    dequeue(workers[0], 30 * len(channels))
+    for count in (10, 30):
+        dequeue(workers[1], count * len(channels))
+        workers[1].commit()
+    workers[0].rollback()
+    put(session, "late", 300)
+    batch = [message.channel for message in lease_of(session, 250)]
+    assert session.execute(text("SELECT * FROM fairqueue.queue_check()")).all() == []
+    assert batch.index("late") <= 2 * len(channels)
+    # No further behind than by the dearest message.
+    assert batch.index("a") <= max(costs) + 1
+
+
+@pytest.fixture
+def owed(session: Session, order: Ids, workers: list[psycopg.Connection]) -> Callable[[int], Counter[str]]:
+    """15 planned messages of channel d are cancelled, and 120 of all are taken past them. What so many after it are."""
+    done = [dequeue(workers[0])]
+    of_it = {*session.scalars(select(fq.Message.id).where(fq.Message.channel == "d"))}
+    session.execute(fq.cancel([id_ for id_ in order[3:] if id_ in of_it][:15]))
+    session.commit()
+    sql(session, "DELETE FROM fairqueue.signal")
+    for _ in range(40):
+        done.append(dequeue(workers[1]))
+        workers[1].commit()
+    workers[0].commit()
+
+    def serve(messages: int) -> Counter[str]:
+        batch = lease_of(session, messages)
+        finish(session, workers, *done, [message.id for message in batch])
+        return Counter(message.channel for message in batch)
+
+    return serve
+
+
+def nothing(session: Session) -> None:
+    pass
+
+
+def a_policy_of_the_queue(session: Session) -> None:
+    session.add(fq.Queue(name="default", max_concurrency=100_000))
+    session.commit()
+
+
+def a_repair(session: Session) -> None:
+    sql(session, "SELECT fairqueue.queue_repair()")
+
+
+@pytest.mark.parametrize("event", [nothing, a_policy_of_the_queue, a_repair])
+def test_who_is_owed_comes_first(
+    session: Session, owed: Callable[[int], Counter[str]], event: Callable[[Session], None]
+) -> None:
+    event(session)
+    assert owed(10) == {"d": 10}
+
+
+@pytest.mark.parametrize("event", [nothing, a_policy_of_the_queue, a_repair])
+def test_who_comes_then_does_not(
+    session: Session, owed: Callable[[int], Counter[str]], event: Callable[[Session], None]
+) -> None:
+    event(session)
+    put(session, "late", 50)
+    served = owed(14 + 7 * 4)
+    # The others had three or so more each, than they would have had together with channel d.
+    assert {served[channel] for channel in "abcef"} <= {2, 3, 4}
+    assert served["late"] in {5, 6, 7}
+
+
+@pytest.mark.parametrize("lose", [cancelled, replaced])
+def test_what_was_taken_past_one_that_is_gone_was_not_for_nothing(
+    session: Session, order: Ids, workers: list[psycopg.Connection], lose: Callable[[Session, int], None]
+) -> None:
+    """Its channel gets no more for it than the one, and who comes then starts where the others are."""
+    done = [dequeue(workers[0])]
+    lose(session, order[3])
+    session.commit()
+    sql(session, "DELETE FROM fairqueue.signal")  # as if it had been committed while they were at it
+    for _ in range(40):
+        done.append(dequeue(workers[1]))
+        workers[1].commit()
+    workers[0].commit()
+    put(session, "late", 50)
+    batch = lease_of(session, 28)
+    served = Counter(message.channel for message in batch)
+    assert {served[channel] for channel in CHANNELS} <= {3, 4, 5}
+    assert served["late"] == 4
+    finish(session, workers, *done, [message.id for message in batch])
+
+
+def test_what_was_taken_past_what_is_rolled_back_was_not_for_nothing(
+    session: Session, order: Ids, workers: list[psycopg.Connection]
+) -> None:
+    """Though the plan is taken back then, as a message comes before what is planned."""
+    dequeue(workers[0], 6)
+    done = []
+    for _ in range(40):
+        done.append(dequeue(workers[1]))
+        workers[1].commit()
+    workers[0].rollback()
+    put(session, "b", priority=5)
+    put(session, "late", 50)
+    batch = lease_of(session, 6 + 7 * 4)
+    served = Counter(message.channel for message in batch)
+    assert served.keys() == {*CHANNELS, "late"}
+    assert {*served.values()} == {4, 5}
+    assert {*order[:6]} <= {message.id for message in batch}
+    finish(session, workers, *done, [message.id for message in batch])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_each_channel_owes_for_what_it_got(session: Session, workers: list[psycopg.Connection], seed: int) -> None:
+    """Whatever its messages cost, and whatever was cancelled or given back in between."""
+    chance = random.Random(seed)  # noqa: S311 - not for secrets
+    for channel in CHANNELS:
+        session.add(fq.Channel(name=channel, weight=chance.choice([1, 2.5])))
+        fq.enqueue_many(session, [{"channel": channel, "cost": chance.choice([1, 3, 40])} for _ in range(120)])
+    session.commit()
+    lease_of(session, 1)
+    plan_ahead(session, 600)
+    lease_of(session, 1)
+    plan_ahead(session, 0)
+    order = ids_planned(session)
+    gone = {*dequeue(workers[3])}  # which keeps its share, so that nobody takes the turn meanwhile
+    for _ in range(30):
+        worker = chance.choice(workers[:3])
+        given = {*dequeue(worker)}
+        gone |= given
+        left = [id_ for id_ in order if id_ not in gone][:16]
+        if chance.random() < 0.5:
+            session.execute(fq.cancel(chance.sample(left, 6)))
+            sql(session, "DELETE FROM fairqueue.signal")  # as if it had been committed while they were at it
+        if chance.random() < 0.3:
+            worker.rollback()
+            gone -= given
+        else:
+            worker.commit()
+    workers[3].commit()
+    lease_of(session, 5)
+    check_invariants(session.connection())
+    session.execute(text("SELECT fairqueue.scheduler_unplan('default')"))
+    tags = session.execute(text("SELECT channel, tag FROM fairqueue.lane")).all()
+    served = session.execute(
+        text("""
+            SELECT m.channel, sum(fairqueue.lane_step(m.cost, c.weight))
+            FROM fairqueue.message m JOIN fairqueue.channel c ON c.name = m.channel
+            WHERE m.leased_until IS NOT NULL GROUP BY m.channel""")
+    ).all()
+    assert {*tags} == {*served}
+    check_invariants(session.connection())
