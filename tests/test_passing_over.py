@@ -287,3 +287,27 @@ def test_each_channel_owes_for_what_it_got(session: Session, workers: list[psyco
     ).all()
     assert {*tags} == {*served}
     check_invariants(session.connection())
+
+
+def test_who_comes_after_much_was_put_off_is_not_ahead(session: Session, workers: list[psycopg.Connection]) -> None:
+    """What isn't due any more is no more to be had than what is cancelled."""
+    order = prepared(session, "ab", [1] * 400)
+    dequeue(workers[0], 10)
+    session.execute(
+        text("""
+            UPDATE fairqueue.message SET dequeue_at = fairqueue.unix_ms(fairqueue.clock()) + 3600000
+            WHERE channel = 'b' AND id = ANY (:ids)"""),
+        {"ids": order[10:]},
+    )
+    session.commit()
+    sql(session, "DELETE FROM fairqueue.signal")  # as if it had been committed while they were at it
+    for _ in range(4):
+        dequeue(workers[1], 10)
+        workers[1].commit()
+    workers[0].commit()
+    put(session, "late", 300)
+    lease_of(session, 1)
+    tags = {
+        lane.channel: lane.tag / 720720 for lane in session.execute(text("SELECT channel, tag FROM fairqueue.lane"))
+    }
+    assert 0 <= tags["a"] - tags["late"] <= 2

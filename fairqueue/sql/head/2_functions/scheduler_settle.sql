@@ -4,7 +4,7 @@
 -- time: all that was taken is committed, or rolled back. Where one of those that were passed over is left, because it
 -- was rolled back, or was not there to be taken, the plan is taken back: it was made as if that one came first.
 -- A channel that becomes active then starts where the last message would have, had the same work been done in the order
--- of what was there.
+-- of what was planned and is there.
 -- Locks: the rotation of the queue, and the rows of taken that it deletes, which nobody else writes; and as
 -- scheduler_unplan.
 --

@@ -8,8 +8,8 @@
 -- Locks: the lanes that it changes.
 --
 -- Where something was taken since the place of the rotation, returns where the last message would have started, had the
--- same work been done in the order of those that were taken or are still to be had. At least one lane stands there, or
--- beyond.
+-- same work been done in the order of those planned ones that were taken or are still to be had. At least one lane stands
+-- there, or beyond.
 CREATE FUNCTION scheduler_unplan(queue text, OUT tag bigint, OUT since bigint)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -23,6 +23,7 @@ AS $$
 #variable_conflict use_column
 DECLARE
     v_queue CONSTANT text := $1;
+    v_now CONSTANT bigint := unix_ms(clock());
     v_turn bigint;
     v_place bigint;
     v_has_taken boolean;
@@ -57,8 +58,8 @@ BEGIN
         WHERE p.place IS NOT NULL
     -- A message's step is up to where the next one of its channel starts; that of the last one, up to its lane.
     ), steps AS MATERIALIZED (
-        SELECT e.*, lead(e.tag) OVER lane - e.tag AS step, first_value(e.tag) OVER lane AS first_tag,
-            last_value(e.weight) OVER (lane ROWS BETWEEN CURRENT ROW AND UNBOUNDED FOLLOWING) AS lane_weight
+        SELECT e.*, lead(e.tag) OVER (PARTITION BY e.channel ORDER BY e.place) - e.tag AS step,
+            min(e.tag) OVER lane AS first_tag, max(e.weight) OVER lane AS lane_weight
         FROM (
             SELECT p.*, NULL::tid AS row, NULL::double precision AS weight FROM planned p
             UNION ALL
@@ -68,7 +69,7 @@ BEGIN
                 SELECT l.ctid AS row, l.tag, l.weight FROM lane l
                 WHERE l.queue = v_queue AND l.channel = c.channel
                 ORDER BY l.tag DESC LIMIT 1) l) e
-        WINDOW lane AS (PARTITION BY e.channel ORDER BY e.place)
+        WINDOW lane AS (PARTITION BY e.channel)
     ), moves AS MATERIALIZED (
         SELECT (array_agg(s.row) FILTER (WHERE s.row IS NOT NULL))[1] AS row,
             (min(s.first_tag) + coalesce(sum(s.step) FILTER (WHERE s.is_taken), 0))::bigint AS tag,
@@ -85,19 +86,18 @@ BEGIN
         WHERE l.ctid = v.row
     -- Without what is gone, what comes after it in its channel starts earlier.
     ), ordered AS (
-        SELECT s.since, s.is_taken, round(s.step * s.lane_weight)::bigint AS work,
-            (s.first_tag + coalesce(sum(s.step) OVER (
-                PARTITION BY s.channel ORDER BY s.place ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0))::bigint
-            AS start
+        SELECT s.since, s.is_taken, s.step * s.lane_weight::numeric AS work,
+            (s.first_tag - s.step
+                + sum(s.step) OVER (PARTITION BY s.channel ORDER BY s.place ROWS UNBOUNDED PRECEDING))::bigint AS start
         FROM steps s
-        WHERE v_has_taken AND (s.is_taken OR s.left_id IS NOT NULL)
+        WHERE v_has_taken AND (s.is_taken OR s.dequeue_at <= v_now)
     )
     SELECT o.start, o.since INTO tag, since
     FROM (
-        SELECT o.start, o.since, sum(o.work) FILTER (WHERE o.is_taken) OVER () AS work, coalesce(sum(o.work) OVER (
-            ORDER BY o.start, o.since ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS work_before
+        SELECT o.start, o.since, sum(o.work) FILTER (WHERE o.is_taken) OVER () AS work_taken,
+            sum(o.work) OVER (ORDER BY o.start, o.since ROWS UNBOUNDED PRECEDING) - o.work AS work_before
         FROM ordered o) o
-    WHERE o.work_before < o.work
+    WHERE o.work_before < o.work_taken
     ORDER BY o.start DESC, o.since DESC LIMIT 1;
 END
 $$;
