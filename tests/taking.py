@@ -7,7 +7,7 @@ from sqlalchemy import select, text, update
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
-from tests.acts import lease_of, plan_ahead, put
+from tests.acts import lease_of, plan_ahead, put, sql
 from tests.invariants import check_invariants
 from tests.twins import planned
 
@@ -44,11 +44,32 @@ def ids_planned(session: Session) -> Ids:
 
 def backlog(session: Session, ahead: int) -> None:
     """Six channels with 120 messages each, of which about so many are planned."""
+    fill(session)
+    plan(session, ahead)
+
+
+def fill(session: Session) -> None:
     for channel in CHANNELS:
         put(session, channel, 120)
+
+
+def plan(session: Session, ahead: int) -> None:
+    """About so many of what is there are planned."""
     lease_of(session, 1)
     plan_ahead(session, ahead)
     lease_of(session, 1)
+
+
+def plan_once(session: Session) -> Ids:
+    """Some 600 of what is there are planned, which nobody continues: their ids, in their order."""
+    plan(session, 600)
+    plan_ahead(session, 0)
+    return ids_planned(session)
+
+
+def forget_news(session: Session) -> None:
+    """What was done is not known yet, as if it had been committed while others were at it."""
+    sql(session, "DELETE FROM fairqueue.signal")
 
 
 def dequeue(worker: psycopg.Connection, limit: int = 3) -> Ids:
