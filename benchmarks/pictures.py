@@ -156,7 +156,7 @@ def _open_enqueuers(figure: Figure, records: Sequence[Record]) -> bool:
     for axes, (name, title) in zip(figure.subplots(1, len(figures)), figures.items(), strict=True):
         chosen = [r for r in records if r.figure == name]
         _bars(axes, chosen, _value)
-        axes.set_ylim(0, max(1.05, *(1.05 * r.value for r in chosen)))
+        axes.set_ylim(0, max([1.05, *(1.05 * r.value for r in chosen)]))
         if name != "share of eligible messages served meanwhile":
             axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         _title(axes, title, "")
@@ -168,7 +168,7 @@ def _latency(figure: Figure, records: Sequence[Record]) -> bool:
     chosen = [r for r in records if r.figure == "from commit to start"]
     loads = list(dict.fromkeys(r.case["load"] for r in chosen))
     systems = dict.fromkeys(r.system for r in chosen)
-    for place, (system, colour) in enumerate(zip(systems, (_OURS, _LIMIT), strict=True)):
+    for place, (system, colour) in enumerate(zip(systems, (_OURS, _LIMIT), strict=False)):
         for part, (marker, filled) in {"p50": ("o", True), "p95": ("s", False), "p99": ("^", False)}.items():
             points = [r for r in chosen if r.system == system and r.case["of"] == part]
             where = [loads.index(r.case["load"]) + place * 0.2 - 0.1 for r in points]
@@ -202,9 +202,15 @@ def _peers(figure: Figure, records: Sequence[Record]) -> bool:
         ("messages fetched and completed", "tenants", "messages a second, completed\nin the best batch, {:,} tenants"),
         ("messages worked on", "at a time", "messages a second,\nby a worker, {} at a time"),
     ]
+    # Some may have no record, where only some of the systems were chosen.
+    panels = [panel for panel in panels if any(r.figure == panel[0] for r in records)]
+    if not panels:
+        return False
     figure.set_figheight(2 * figure.get_figheight())
-    grid = figure.subplots(2, len(panels))
-    grid[1, 0].set_axis_off()
+    grid = figure.subplots(2, len(panels), squeeze=False)
+    for axes, (_, key, _) in zip(grid[1], panels, strict=True):
+        if not key:
+            axes.set_axis_off()
     shown = [
         (grid[row, column], name, key, title, choose)
         for row, choose in enumerate((min, max))

@@ -144,6 +144,19 @@ def test_every_scenario_runs(
         assert (tmp_path / picture).read_bytes().startswith(b"\x89PNG")
 
 
+PUBLISHED = sorted((Path(__file__).parent.parent / "docs" / "benchmarks").glob("*.json"))
+
+
+@pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: path.stem)
+@pytest.mark.parametrize("key", ["system", "figure"])
+def test_pictures_of_what_was_measured(path: Path, key: str, tmp_path: Path) -> None:
+    """Whatever else could not be, or wasn't chosen."""
+    records = json.loads(path.read_text())["records"]
+    for value in {record[key] for record in records}:
+        for picture in draw(tmp_path, path.stem, [record for record in records if record[key] == value]):
+            assert (tmp_path / picture).read_bytes().startswith(b"\x89PNG")
+
+
 def test_a_case_that_fails_leaves_the_others(bench: Bench) -> None:
     """Whatever it raises; but Ctrl-C ends the run."""
 
