@@ -2,9 +2,9 @@
 
 ::
 
-    python -m benchmarks                  # all scenarios, some minutes
+    python -m benchmarks                  # all scenarios but Spark, ten minutes
     python -m benchmarks --full           # at full size, three hours
-    python -m benchmarks fairness growth  # some
+    python -m benchmarks fairness spark   # some
 
 `systems` has one file for each queue that takes part, `scenarios` one for each question that is asked of them.
 Not installed with the package.

@@ -22,6 +22,8 @@ PAGE = "README.md"
 _WIDE = 8
 #: What is said of each scenario, not of the machine.
 _PASSING = ("time", "revision", "load before", "durable commit")
+#: Figures of two machines are not for one page.
+_MACHINE = ("processor", "cores", "memory")
 _WHOSE_GOALS = """\
 Goals are set for some of the cases: Dequeueing's for 1,000 channels, that of Growth for two sizes, those over peers for
 each one's best batch. What the others come to is in the tables, and isn't always as good. No goal covers CPU, or
@@ -32,17 +34,16 @@ _INTRODUCTION = """\
 How fair and how fast fairqueue is, beside other queues in PostgreSQL. To measure it on your machine:
 
 ```console
-$ make bench         # 20 minutes; SCENARIOS="fairness latency" runs only these
-$ make bench-full    # the sizes that the goals name: three hours
+$ make bench         # ten minutes, without Spark; SCENARIOS="fairness spark" runs only these
+$ make bench-full    # the sizes that the goals name, with Spark: three hours
 ```
 
 Either writes this page, its pictures, and the figures of all repetitions (JSON) into `docs/benchmarks/`, or where
-`OUT=` says. Where there is Java, those of Spark are in it, which adds a third to the short run. Absolute figures are
-those of the machine below; what can be compared is a ratio. Each ratio is the median of at least five pairs, measured
-by turns in the same run. Figures without a ratio may be of fewer runs: one of the other systems in Fairness and of
-Spark's report, three of the places in Peers. Scenarios were measured at different times and revisions; the line at the
-end of each says when. Server, consumers and producers share the machine. synchronous_commit is on, but where a scenario
-says otherwise."""
+`OUT=` says. Absolute figures are those of the machine below; what can be compared is a ratio. Each ratio is the median
+of at least five pairs, measured by turns in the same run. Figures without a ratio may be of fewer runs: one of the
+other systems in Fairness and of Spark's report, three of the places in Peers. Scenarios were measured at different
+times and revisions; the line at the end of each says when. Server, consumers and producers share the machine.
+synchronous_commit is on, but where a scenario says otherwise."""
 
 
 def save(folder: Path, name: str, result: Mapping[str, Any]) -> None:
@@ -50,12 +51,17 @@ def save(folder: Path, name: str, result: Mapping[str, Any]) -> None:
     write(folder / f"{name}.json", json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def load(folder: Path, names: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """The results that are there, of this run and of earlier ones."""
-    return {
+def load(folder: Path, names: Iterable[str], here: Mapping[str, str] | None = None) -> dict[str, dict[str, Any]]:
+    """The results that are there, of this run and of earlier ones; with an environment, those of that machine alone."""
+    found = {
         name: json.loads((folder / f"{name}.json").read_text("utf-8"))
         for name in names
         if (folder / f"{name}.json").exists()
+    }
+    return {
+        name: result
+        for name, result in found.items()
+        if here is None or all(result["environment"].get(key) == here.get(key) for key in _MACHINE)
     }
 
 

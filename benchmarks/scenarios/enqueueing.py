@@ -31,7 +31,7 @@ _BARE_SQL = """
     CREATE TABLE bare.message (LIKE fairqueue.message INCLUDING ALL EXCLUDING CONSTRAINTS);
     CREATE FUNCTION bare.clock() RETURNS timestamptz LANGUAGE sql VOLATILE PARALLEL SAFE RETURN clock_timestamp();
     CREATE FUNCTION bare.unix_ms(at timestamptz) RETURNS bigint LANGUAGE sql IMMUTABLE PARALLEL SAFE
-        RETURN floor(extract(epoch FROM at) * 1000)::bigint;
+        RETURN floor(extract(epoch FROM at AT TIME ZONE 'UTC') * 1000)::bigint;
 """
 
 

@@ -33,9 +33,9 @@ _CHANNELS = 50
 #: Shares of the capacity, in %.
 _LOADS = (10, 50, 90)
 #: Seconds of a turn under load.
-_SECONDS = {"quick": 1.5, "full": 8.0, "tiny": 0.1}
+_SECONDS = {"quick": 1.0, "full": 8.0, "tiny": 0.1}
 #: Messages of each way in a round of the idle case.
-_IDLE = {"quick": 4, "full": 12, "tiny": 1}
+_IDLE = {"quick": 3, "full": 12, "tiny": 1}
 #: Messages of a drain, and drains.
 _DRAIN = {"quick": (500, 3), "full": (2_000, 5), "tiny": (40, 1)}
 #: What of the waits of a turn.

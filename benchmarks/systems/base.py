@@ -90,7 +90,7 @@ class System(ABC):
         """
 
     def fill(self, connection: Any, fill: Fill) -> None:
-        """Make a backlog, in the quickest way that leaves things as if the messages had been enqueued one by one."""
+        """Make a backlog, in the quickest way that leaves the same messages as if they had been enqueued one by one."""
         rows = [(f"{fill.prefix}{i % fill.channels}", fill.payload) for i in fill.numbers]
         self.enqueue(connection, rows)
 
@@ -128,7 +128,7 @@ class SQLSystem(System):
     enqueue_sql: ClassVar[str]
     #: A Fill: %(messages)s, %(channels)s, %(prefix)s, %(payload)s, %(delay_ms)s, and %(start)s, the first number.
     fill_sql: ClassVar[str]
-    #: id, attempt, channel, payload, and `{at}` where the time can be added: %(n)s, %(lease)s.
+    #: id, attempt, channel, payload, and `{at}` where the time can be added: %(n)s, or `{n}` in the text; %(lease)s.
     dequeue_sql: ClassVar[str]
     #: A row for each lease that was still good: %(ids)s, %(attempts)s; of one without batches %(id)s, %(attempt)s.
     complete_sql: ClassVar[str]
@@ -159,7 +159,7 @@ class SQLSystem(System):
         self, connection: psycopg.Connection[Any], n: int, *, lease: float = LEASE, timed: bool = False
     ) -> list[Lease]:
         at = ", extract(epoch FROM clock_timestamp())::double precision" if timed else ""
-        statement = self.dequeue_sql.replace("{at}", at).encode()
+        statement = self.dequeue_sql.replace("{at}", at).replace("{n}", str(n)).encode()
         if self.batches:
             rows = connection.execute(statement, {"n": n, "lease": lease}, prepare=True).fetchall()
             return [Lease(*row) for row in rows]

@@ -40,9 +40,16 @@ class PGMQ(Peer):
         from pgmq import PGMQueue
         from psycopg_pool import ConnectionPool
 
-        pool = ConnectionPool(dsn, min_size=1, max_size=1, kwargs={"autocommit": True}, open=True)
+        pool = ConnectionPool(dsn, min_size=1, max_size=2, kwargs={"autocommit": True}, open=True)
         queue = PGMQueue(pool=pool, init_extension=False)
-        queue.close = pool.close  # it leaves one that it was given open
+        # Else it sends a BEGIN and a COMMIT of its own around each statement.
+        queue.conn = pool.getconn()
+
+        def close() -> None:  # it leaves a pool that it was given open
+            pool.putconn(queue.conn)
+            pool.close()
+
+        queue.close = close
         return queue
 
     def enqueue(self, connection: Any, rows: Sequence[tuple[str, str]]) -> None:
@@ -53,10 +60,10 @@ class PGMQ(Peer):
         )
 
     def dequeue(self, connection: Any, n: int, *, lease: float = LEASE, timed: bool = False) -> list[Lease]:
-        return _leases(connection.read_batch(_QUEUE, vt=int(lease), batch_size=n))
+        return _leases(connection.read_batch(_QUEUE, vt=int(lease), batch_size=n, conn=connection.conn))
 
     def complete(self, connection: Any, leases: Sequence[Lease]) -> int:
-        return len(connection.delete_batch(_QUEUE, [lease.id for lease in leases]))
+        return len(connection.delete_batch(_QUEUE, [lease.id for lease in leases], conn=connection.conn))
 
     def backlog(self, connection: Any) -> int:
         return int(connection.metrics(_QUEUE).queue_length)
@@ -71,7 +78,7 @@ class PGMQGroupedRR(PGMQ):
         queue.create_fifo_index(_QUEUE)
 
     def dequeue(self, connection: Any, n: int, *, lease: float = LEASE, timed: bool = False) -> list[Lease]:
-        return _leases(connection.read_grouped_rr(_QUEUE, vt=int(lease), qty=n))
+        return _leases(connection.read_grouped_rr(_QUEUE, vt=int(lease), qty=n, conn=connection.conn))
 
 
 def _leases(messages: Any) -> list[Lease]:
