@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -187,7 +188,9 @@ def test_what_is_no_worker_is_told_in_one_line(app: str, said: str, program: Pro
 def test_several_processes_of_no_worker_are_not_replaced(program: Program) -> None:
     with program.running("shop.jobs:none", "--processes", "2") as process:
         assert process.wait(30) == 2
-    assert program.said().count("shop.jobs has no 'none'") == program.said().count("\n") == 2
+    assert program.said().count("shop.jobs has no 'none'") == 2
+    assert program.said().count("ended with exit code 2: the command line is wrong, so no other one is started") == 2
+    assert program.said().count("\n") == 4
 
 
 def test_what_a_module_cannot_import_is_told_in_full(program: Program) -> None:
@@ -204,6 +207,23 @@ def test_a_database_without_the_queue_is_told_in_one_line(program: Program, empt
     assert program.said().count("\n") == 1
 
 
+def test_a_process_that_somebody_else_stops_is_replaced(program: Program, session: Session) -> None:
+    """With 0: it has done as it was told, but not by the parent, which still wants so many of them."""
+    with program.running("shop.jobs:app", "--processes", "2") as process:
+        acts.wait_until(lambda: len(program.workers()) == 2)
+        os.kill(program.workers()[0], signal.SIGTERM)
+        acts.wait_until(lambda: len(program.workers()) == 3)
+        assert f"worker process {program.workers()[0]} ended with exit code 0; another one in" in program.said()
+        process.terminate()
+        assert process.wait(30) == 0
+
+
+def stop(slot: processes._Slot) -> None:
+    slot.stop()
+    slot.thread.join(30)
+    assert not slot.thread.is_alive()
+
+
 def test_pauses_grow_and_end_with_a_stop(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,13 +232,50 @@ def test_pauses_grow_and_end_with_a_stop(
     slot = processes._Slot(["sh", "-c", f"echo >> {tmp_path}/starts; exit 7"])
     slot.thread.start()
     acts.wait_until(lambda: len(caplog.messages) > 7)
-    slot.stop()
-    slot.thread.join(30)
-    assert not slot.thread.is_alive()
+    stop(slot)
     assert slot.code == 7
     pauses = [float(message.split()[-2]) for message in caplog.messages]
     assert pauses[7] >= 0.1 > pauses[0]
     assert all("ended with exit code 7" in message for message in caplog.messages)
+
+
+def test_it_goes_on_however_often_it_has_failed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for a night without the database: 2**1024 seconds are more than a float holds."""
+    monkeypatch.setattr(processes, "_FIRST_PAUSE", 0.0)
+    slot = processes._Slot([f"{tmp_path}/nothing"])
+    slot.thread.start()
+    acts.wait_until(lambda: len(caplog.messages) > 1030 or not slot.thread.is_alive())
+    assert slot.thread.is_alive()
+    stop(slot)
+
+
+def test_it_goes_on_after_a_signal_without_a_name(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "_FIRST_PAUSE", 0.001)
+    number = signal.SIGRTMIN + 1
+    slot = processes._Slot([sys.executable, "-c", f"import os; os.kill(os.getpid(), {number:d})"])
+    slot.thread.start()
+    acts.wait_until(lambda: len(caplog.messages) > 1 or not slot.thread.is_alive())
+    assert slot.thread.is_alive()
+    stop(slot)
+    assert f" was killed by signal {number:d}; another one in" in caplog.text
+
+
+def test_what_has_worked_is_tried_again_when_its_command_line_is_wrong(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As while a new release is being put in its place."""
+    monkeypatch.setattr(processes, "_FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(processes, "_SETTLED", 0.05)
+    first = f"test -e {tmp_path}/begun || {{ touch {tmp_path}/begun; sleep 0.1; exit 1; }}; exit 2"
+    slot = processes._Slot(["sh", "-c", first])
+    slot.thread.start()
+    acts.wait_until(lambda: caplog.text.count("ended with exit code 2; another one in") > 1)
+    stop(slot)
+    assert slot.code == 2
 
 
 def test_what_cannot_be_started_is_tried_again(
@@ -228,9 +285,9 @@ def test_what_cannot_be_started_is_tried_again(
     slot = processes._Slot([f"{tmp_path}/later"])
     slot.thread.start()
     acts.wait_until(lambda: "worker process could not be started: [Errno 2]" in caplog.text)
-    (tmp_path / "later").symlink_to("/bin/true")
-    slot.thread.join(30)
-    assert not slot.thread.is_alive()
+    (tmp_path / "later").symlink_to("/bin/cat")  # which goes on until its stdin ends, and says nothing
+    acts.wait_until(lambda: slot._process is not None)
+    stop(slot)
     assert slot.code == 0
 
 

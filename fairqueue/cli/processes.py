@@ -29,7 +29,8 @@ _SETTLED = 60.0
 def supervise(command: Sequence[str], processes: int) -> int:
     """Keep so many processes of ``command`` running until SIGTERM or SIGINT; returns the worst of their last codes.
 
-    One that ends by itself with 0, or says that the command line is wrong (2), is not replaced.
+    However one ends, it is replaced: with 0, too, as when somebody has told it alone to stop. Only where the command
+    line is wrong (2) from the first no other one is started.
     """
     slots = [_Slot(command) for _ in range(processes)]
 
@@ -70,7 +71,7 @@ class _Slot:
                 self._process.terminate()
 
     def _run(self) -> None:
-        troubles = 0
+        troubles, has_settled = 0, False
         while not self._stopping.is_set():
             began = time.monotonic()
             try:
@@ -87,11 +88,17 @@ class _Slot:
                 # Killed by our signal before it could heed it: it had nothing in hand.
                 stopped = self._stopping.is_set() and code == -signal.SIGTERM
                 self.code = 0 if stopped else code if code >= 0 else 128 - code
-                if self._stopping.is_set() or code in {0, _USAGE}:
+                if self._stopping.is_set():
                     return
                 what = f"{process.pid} {_words(code)}"
-            troubles = 0 if time.monotonic() - began > _SETTLED else troubles + 1
-            pause = min(_FIRST_PAUSE * 2**troubles, _LONGEST_PAUSE) * random.uniform(0.5, 1)  # noqa: S311
+            settled = time.monotonic() - began > _SETTLED
+            troubles = 0 if settled else troubles + 1
+            has_settled = has_settled or settled
+            # One that has worked will do so again: its module is just being replaced, say.
+            if self.code == _USAGE and not has_settled:
+                log.warning("worker process %s: the command line is wrong, so no other one is started", what)
+                return
+            pause = _pause(troubles) * random.uniform(0.5, 1)  # noqa: S311
             log.warning("worker process %s; another one in %.1f s", what, pause)
             self._stopping.wait(pause)
 
@@ -103,8 +110,18 @@ class _Slot:
             return self._process
 
 
+def _pause(troubles: int) -> float:
+    # Beyond so many it has long been the longest one, and with a thousand the power would be more than a float holds.
+    return min(_FIRST_PAUSE * 2.0 ** min(troubles, 10), _LONGEST_PAUSE)
+
+
 def _words(code: int) -> str:
-    return f"ended with exit code {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:  # most real-time signals have no name
+        return f"was killed by signal {-code}"
 
 
 def end_with_parent() -> None:
