@@ -134,6 +134,16 @@ class TestEphemeral:
         assert gone(server.directory)
         server.stop()
 
+    def test_the_c_library_needs_no_locale_but_c(self) -> None:
+        """macOS 14 and others have no C.UTF-8. PostgreSQL brings along its own from version 17 on."""
+        with embedded.ephemeral() as server:
+            columns = "datcollate, datctype, pg_encoding_to_char(encoding)"
+            mine = "FROM pg_database WHERE datname = current_database()"
+            assert query(server.dsn, f"SELECT concat_ws(' ', {columns}) {mine}") == "C C UTF8"
+            if int(server.version.partition(".")[0]) >= 17:
+                assert query(server.dsn, f"SELECT concat_ws(' ', datlocprovider, datlocale) {mine}") == "b C.UTF-8"
+                assert query(server.dsn, "SELECT upper('é') COLLATE \"default\"") == "É"
+
     def test_the_durable_kind_takes_settings(self) -> None:
         with embedded.ephemeral(fast=False, settings={"max_connections": "17"}) as server:
             assert query(server.dsn, "SHOW fsync") == "on"

@@ -202,9 +202,9 @@ class Server:
         with open(password, "x", opener=_with_mode(0o400)) as file:
             file.write(secrets.token_urlsafe(24))
         self._give(password)
-        # One order of text on every machine.
-        builtin = self._programs.major >= 17
-        locale = ["--locale-provider=builtin", "--locale=C.UTF-8"] if builtin else ["--locale=C"]
+        # One order of text on every machine. Of the C library nothing but C is asked, as not each has C.UTF-8; that is
+        # PostgreSQL's own.
+        builtin = ["--locale-provider=builtin", "--builtin-locale=C.UTF-8"] if self._programs.major >= 17 else []
         done = self._programs.run(
             "initdb",
             f"--pgdata={fresh}",
@@ -213,7 +213,8 @@ class Server:
             "--auth-local=trust",  # the socket's directory is closed to everybody else
             "--auth-host=scram-sha-256",
             "--encoding=UTF8",
-            *locale,
+            "--locale=C",
+            *builtin,
             "--no-instructions",
             *(["--no-sync"] if self._temporary else []),
         )
