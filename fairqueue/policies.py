@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy import BigInteger, Boolean, DateTime, Double, Integer, Text, cast, select
 
 from ._functions import SchemaFunction
-from .models.base import check_moment, check_name
+from .models.base import check_end, check_name
 
 if TYPE_CHECKING:
     from sqlalchemy import Select
@@ -37,7 +37,7 @@ def pause(*, queue: str = "default", channel: str | None = None, until: datetime
     :param until: when it goes on by itself, a datetime with a time zone; None: when it is resumed. A pause that is on
         gets this end.
     """
-    return _set_pause(queue, channel, True, None if until is None else check_moment("until", until))
+    return _set_pause(queue, channel, True, None if until is None else check_end("until", until))
 
 
 def resume(*, queue: str = "default", channel: str | None = None) -> Select[None]:

@@ -277,6 +277,19 @@ class TestPolicies:
         with pytest.raises(fq.InvalidValue, match=r"^until must be a datetime with a time zone, not"):
             fq.pause(until=until)
 
+    @pytest.mark.parametrize("end", [datetime.max, datetime(9999, 1, 1), datetime.min], ids=str)  # noqa: DTZ001, DTZ901
+    def test_an_end_that_could_not_be_read_back(self, end: datetime) -> None:
+        """Where the server is in another time zone, Python may not know the year."""
+        end = end.replace(tzinfo=UTC)
+        said = r"must be in the years 2 to 9998 \(UTC\), not (9999|0001)-.*\+00:00: leave it out for no end$"
+        for model in (fq.Channel, fq.Queue):
+            with pytest.raises(fq.InvalidValue, match=f"^resume_at {said}"):
+                model("acme", paused=True, resume_at=end)
+            with pytest.raises(fq.InvalidValue, match=f"^resume_at {said}"):
+                model("acme").resume_at = end
+        with pytest.raises(fq.InvalidValue, match=f"^until {said}"):
+            fq.pause(until=end)
+
     @pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
     def test_names_to_pause(self, name: Any) -> None:
         statements: list[Callable[..., object]] = [fq.pause, fq.resume]

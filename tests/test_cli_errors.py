@@ -51,6 +51,10 @@ def complaint(*arguments: str, code: int, environment: dict[str, str] | None = N
         (["channel", "pause", "acme", "--until", "soon"], "--until: must be a time with its zone"),
         (["channel", "pause", "acme", "--for", "10"], "--for: must be a number with s, m, h or d behind it"),
         (["channel", "pause", "acme", "--for", "1m", "--until", "2030-01-01T00:00:00Z"], "only one of --until and"),
+        (
+            ["channel", "pause", "acme", "--until", "9999-12-31T23:59:59+00:00"],
+            "until must be in the years 2 to 9998 (UTC), not 9999-12-31T23:59:59+00:00: leave it out for no end",
+        ),
         (["message", "show", "x"], "ID: 'x' is not"),
         (["message", "cancel"], "Missing argument 'ID...'"),
         (["message", "cancel", str(2**63)], "ID...: "),
@@ -83,7 +87,11 @@ def test_a_wrong_command_line(arguments: list[str], said: str, database_url: str
         ("postgresql://u:s3cret@127.0.0.1:{free_port}/d", 1, "check the host and the port"),
         ("postgresql://u:s3cret@/d?host=/nowhere", 1, "check the host and the port"),
         ("postgresql://u:s3cret@no-such-host.invalid/d", 1, "check the host"),
-        ("postgresql://u:s3cret@127.0.0.1/d?frob=1", 1, 'invalid connection option "frob"'),
+        (
+            "postgresql://u:s3cret@127.0.0.1/d?frob=1",
+            1,
+            'invalid connection option "frob"; check the options of the database URL',
+        ),
     ],
 )
 def test_a_database_that_cannot_be_reached(url: str, code: int, said: str) -> None:
@@ -106,6 +114,19 @@ def test_a_server_that_refuses() -> None:
         assert 'database "nowhere" does not exist; check the database URL' in complaint(
             "--dsn", nowhere, "status", code=1
         )
+
+
+@pytest.mark.parametrize("command", [["status"], ["channel", "list"]])
+def test_a_time_that_python_cannot_read_is_not_blamed_on_the_connection(
+    command: list[str], database_url: str, session: Session
+) -> None:
+    acts.put(session, "acme")
+    acts.sql(session, "SELECT fairqueue.channel_set('acme', paused => true, resume_at => '20000-01-01')")
+    line = complaint("--dsn", database_url, *command, code=1)
+    assert line.startswith("timestamp too large (after year 10K): ")
+    assert line.endswith("is none that Python knows, as the end of a pause may be: `fairqueue channel resume` ends it")
+    assert CliRunner().invoke(program, ["--dsn", database_url, "channel", "resume", "acme"]).exit_code == 0
+    assert CliRunner().invoke(program, ["--dsn", database_url, *command]).exit_code == 0
 
 
 @pytest.fixture

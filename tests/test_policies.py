@@ -224,6 +224,13 @@ class TestPause:
         self.do(session, fq.pause(channel=channel, until=EARLIER))
         assert "acme" in take(session, 2)
 
+    def test_the_last_until_is_read_back_in_each_time_zone(self, session: Session) -> None:
+        last = datetime(9998, 12, 31, 23, 59, 59, tzinfo=UTC)
+        self.do(session, fq.pause(channel="acme", until=last))
+        for zone in ("Pacific/Kiritimati", "Etc/GMT+12"):
+            session.execute(text(f"SET LOCAL TimeZone = '{zone}'"))
+            assert session.scalars(select(fq.Channel.resume_at)).all() == [last]
+
     def test_limits_stay(self, session: Session) -> None:
         session.merge(fq.Channel("acme", weight=3, max_size=9))
         session.flush()

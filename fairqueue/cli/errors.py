@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
 
 from fairqueue.errors import FairqueueError, InvalidValue
 
@@ -20,6 +20,12 @@ _CONNECTION = {
     "No such file": "check the host and the port of the database URL, and that the server runs",
     "translate host name": "check the host of the database URL",
     "resolve host": "check the host of the database URL",
+}
+# Of the driver, about what it can't send or read: the connection is fine.
+_DRIVER = {
+    "connection option": "check the options of the database URL",
+    "timestamp too": "a time in the database is none that Python knows, as the end of a pause may be:"
+    " `fairqueue channel resume` ends it",
 }
 _WAYS_OUT = {
     "42501": "the owner of the queue's schema can give rights: `fairqueue grant ROLE observer` to look at it,"
@@ -54,11 +60,14 @@ def _of_database(error: DBAPIError) -> str:
     diagnostics = getattr(driver, "diag", None)
     message = getattr(diagnostics, "message_primary", None)
     if message is None:
-        # Not from a statement: the connection could not be made, or was lost.
+        # Not from the server: the connection could not be made, or was lost; or the driver can't go on.
         message = " ".join(str(driver).split()) or type(driver).__name__
-        ways = (way_out for words, way_out in _CONNECTION.items() if words in message)
-        return f"{message}; {next(ways, 'check the database URL, and that the server runs')}"
+        known, else_ = _DRIVER, ""
+        if isinstance(error, OperationalError | InterfaceError):
+            known, else_ = _CONNECTION, "check the database URL, and that the server runs"
+        way_out = next((way_out for words, way_out in known.items() if words in message), else_)
+        return f"{message}; {way_out}" if way_out else message
     if message.startswith("permission denied for database"):
         return f"{message}; its owner can GRANT CREATE ON DATABASE, or CREATE SCHEMA ... AUTHORIZATION, to this role"
-    way_out = _WAYS_OUT.get(code or "") or getattr(diagnostics, "message_hint", None)
+    way_out = _WAYS_OUT.get(code or "") or getattr(diagnostics, "message_hint", None) or ""
     return f"{message}; {way_out}" if way_out else message

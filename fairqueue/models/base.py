@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, NoReturn
 
 from sqlalchemy import BindParameter, ColumnElement, Dialect, MetaData, Text, cast, event, text
@@ -21,6 +21,7 @@ __all__ = [
     "Base",
     "check_choice",
     "check_count",
+    "check_end",
     "check_flag",
     "check_moment",
     "check_name",
@@ -32,6 +33,8 @@ __all__ = [
 NOW = text(f"{DEFAULT_SCHEMA}.clock()")
 
 _MAX_INTEGER = 2**31 - 1
+#: What is read back in another time zone than UTC has to be in the years that Python knows.
+_FIRST_MOMENT, _LAST_MOMENT = datetime(2, 1, 1, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UTC)
 
 
 class XID8(UserDefinedType[int]):
@@ -134,3 +137,13 @@ def check_moment(field: str, value: object) -> datetime:
             f"{field} must be a datetime with a time zone, not {value!r}: use datetime.now(timezone.utc)"
         )
     return value
+
+
+def check_end(field: str, value: object) -> datetime:
+    """A moment at which something that may also have no end ends, or :class:`InvalidValue`."""
+    moment = check_moment(field, value)
+    if not _FIRST_MOMENT <= moment < _LAST_MOMENT:
+        raise InvalidValue(
+            f"{field} must be in the years 2 to 9998 (UTC), not {moment.isoformat()}: leave it out for no end"
+        )
+    return moment

@@ -22,7 +22,7 @@ from sqlalchemy.orm import Mapped, mapped_column, validates
 from fairqueue.errors import InvalidValue
 from fairqueue.schedule import YEAR, check_seconds
 
-from .base import NOW, Base, check_choice, check_count, check_flag, check_moment, check_name, check_number
+from .base import NOW, Base, check_choice, check_count, check_end, check_flag, check_name, check_number
 
 __all__ = ["UNSET", "Channel", "Queue"]
 
@@ -280,4 +280,4 @@ def _given(**values: Any) -> dict[str, Any]:
 def _check_pause(field: str, value: Any) -> Any:
     if field == "paused":
         return check_flag(field, value)
-    return None if value is None else check_moment(field, value)
+    return None if value is None else check_end(field, value)
