@@ -55,6 +55,12 @@ def complaint(*arguments: str, code: int, environment: dict[str, str] | None = N
             ["channel", "pause", "acme", "--until", "9999-12-31T23:59:59+00:00"],
             "until must be in the years 2 to 9998 (UTC), not 9999-12-31T23:59:59+00:00: leave it out for no end",
         ),
+        (
+            ["channel", "pause", "acme", "--until", "2020-01-31T09:00:00+00:00"],
+            "--until must be a time ahead, not 2020-01-31 09:00:00+00:00, as the clock of the queue says 20",
+        ),
+        (["channel", "pause", "--all-channels", "--until", "2020-01-31T09:00:00+00:00"], "--until must be a time"),
+        (["channel", "pause", "acme", "--for", "0s"], "--for must be longer than 0; `fairqueue channel resume`"),
         (["message", "show", "x"], "ID: 'x' is not"),
         (["message", "cancel"], "Missing argument 'ID...'"),
         (["message", "cancel", str(2**63)], "ID...: "),
@@ -74,7 +80,8 @@ def complaint(*arguments: str, code: int, environment: dict[str, str] | None = N
 )
 def test_a_wrong_command_line(arguments: list[str], said: str, database_url: str, session: Session) -> None:
     assert said in complaint(*arguments, code=2, environment={"FAIRQUEUE_DSN": database_url})
-    assert session.execute(text("SELECT count(*) FROM fairqueue.channel")).scalar_one() == 0
+    for table in ("channel", "queue"):
+        assert session.execute(text(f"SELECT count(*) FROM fairqueue.{table}")).scalar_one() == 0
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from .base import Failed, Group
+from .base import Failed, Group, Invalid
 from .output import NOTHING, as_json, duration, echo, echo_json, make_console, make_table, moment, number, printable
 from .target import Target, now, pass_target
 from .types import Duration, Moment
@@ -155,8 +155,14 @@ def pause(
     if until is not None and for_ is not None:
         raise click.UsageError("only one of --until and --for may be given")
     with target.session() as session:
+        at = now(session)
         if for_ is not None:
-            until = now(session) + for_
+            until = at + for_
+        if until is not None and until <= at:
+            problem = f"--until must be a time ahead, not {moment(until)}, as the clock of the queue says {moment(at)}"
+            if for_ is not None:
+                problem = "--for must be longer than 0"
+            raise Invalid(f"{problem}; `fairqueue channel resume` ends a pause")
         session.execute(pause(queue=queue, channel=name, until=until))
         session.commit()
     echo(f"{_place(name, queue)} is paused{f' until {moment(until)}' if until else ''}.")
