@@ -21,6 +21,7 @@ from fairqueue import roles, schema
 from fairqueue.cli import Target, commands
 from fairqueue.cli.program import program
 from tests import acts
+from tests.pooler import Pooler
 
 COMMAND = [sys.executable, "-m", "fairqueue.cli"]
 #: A terminal would clear its screen, write backwards, colour, and draw a picture.
@@ -211,6 +212,19 @@ def test_repairs_whatever_the_database_says_of_isolation(run: Run, session: Sess
     name = engine.url.database
     acts.sql(session, f"ALTER DATABASE \"{name}\" SET default_transaction_isolation = 'repeatable read'")
     assert run("check", "--repair").stdout.endswith("\n1 difference repaired.\n")
+
+
+def test_behind_a_pooler(run: Run, session: Session, database_url: str) -> None:
+    """In transaction mode the next transaction may be on another server connection, where nothing is prepared."""
+    queues = [f"queue {number}" for number in range(12)]
+    for queue in queues:
+        acts.put(session, "acme", 2, queue=queue)
+        acts.take(session, queue=queue)
+    acts.sql(session, "DELETE FROM fairqueue.lane")
+    with Pooler(database_url, servers=2) as pooler:
+        assert run("--dsn", pooler.url, "check", "--repair").stdout.endswith("\n12 differences repaired.\n")
+        assert set(pooler.transactions) == set(pooler.pids)
+    run("check")
 
 
 def test_grant(run: Run, engine: Engine) -> None:

@@ -115,5 +115,8 @@ def _engine(url: str) -> Engine:
         place = parsed(url)
     except InvalidValue as error:
         raise Invalid(str(error)) from None
-    patience = {} if "connect_timeout" in place.query else {"connect_timeout": _CONNECT_TIMEOUT}
-    return create_engine(place, connect_args=patience)
+    # A pooler in transaction mode has a statement prepared on one server connection and executes it on another.
+    arguments: dict[str, Any] = {"prepare_threshold": None}
+    if "connect_timeout" not in place.query:
+        arguments["connect_timeout"] = _CONNECT_TIMEOUT
+    return create_engine(place, connect_args=arguments)
