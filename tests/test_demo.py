@@ -1,6 +1,7 @@
 """The demo: as its user runs it, in a process of its own on the test's server, and step by step."""
 
 import contextlib
+import hashlib
 import os
 import signal
 import subprocess
@@ -254,6 +255,16 @@ def test_the_findings_are_right(tmp_path: Path) -> None:
     assert findings.nodes > 10
     assert 0 < findings.compressed < findings.size
     assert len(findings.sha256) == 64
+
+
+def test_of_a_large_file_only_the_beginning_is_examined(tmp_path: Path) -> None:
+    """Or one of several GB, such as a film, would take longer than its lease, again and again."""
+    path = tmp_path / "large"
+    with path.open("wb") as file:
+        file.truncate((64 << 20) + 1)
+    findings = examine(str(path))
+    assert (findings.kind, findings.size) == ("binary", 64 << 20)
+    assert findings.sha256 == hashlib.sha256(bytes(64 << 20)).hexdigest()
 
 
 @pytest.mark.parametrize(("files", "tenants"), [(1, 1), (2, 5), (1000, 3)])

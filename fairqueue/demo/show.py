@@ -20,6 +20,7 @@ from .queues import QUEUES
 from .report import print_report
 from .run import race
 from .tables import Place, installed
+from .work import EXAMINED_UP_TO
 
 
 def show(load: Load, *, workers: int, batch: int, picture: Path) -> bool:
@@ -46,7 +47,7 @@ def _race(console: Console, load: Load, workers: int, batch: int) -> list[Figure
 def _announce(console: Console, load: Load, workers: int, batch: int, place: Place) -> None:
     lines = {
         "Files": str(load.folder),
-        "Work": "parse, hash, compress; result and completion commit together",
+        "Work": f"parse, hash, compress up to {EXAMINED_UP_TO >> 20} MB of each; result and completion commit together",
         "Queues": f"arrival order and fairqueue, side by side, {_many(workers, 'worker')} each, batches of {batch}",
         "Server": _server(place),
     }

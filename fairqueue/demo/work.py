@@ -1,7 +1,8 @@
 """The work: real, and worth a few milliseconds a file.
 
 A Python file is parsed and its syntax tree counted; of any other file the lines are counted. Both are hashed and
-compressed. A file that doesn't parse, or can't be read, is a result like any other.
+compressed. Of a large file only the beginning is examined. One that doesn't parse, or can't be read, is a result like
+any other.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from dataclasses import dataclass
 _CHUNK = 1 << 20
 #: Python files beyond this size are data in disguise; their syntax tree would take gigabytes.
 _PARSED_UP_TO = 4 << 20
+#: A few seconds' work. A file that took longer than its lease would be taken again and again, and never be done.
+EXAMINED_UP_TO = 64 << 20
 
 
 @dataclass
@@ -22,6 +25,7 @@ class Findings:
     """What is known of a file; ``kind`` is python, broken python, text, binary or unreadable."""
 
     kind: str
+    #: As much as was examined.
     size: int = 0
     compressed: int = 0
     sha256: str = ""
@@ -31,13 +35,13 @@ class Findings:
 
 
 def examine(path: str) -> Findings:
-    """Read, hash, compress and count one file, a piece at a time."""
+    """Read, hash, compress and count one file, a piece at a time; of a large one, the beginning."""
     findings = Findings("text")
     digest, compressor = hashlib.sha256(), zlib.compressobj()
     source = b""
     try:
         with open(path, "rb") as file:
-            while piece := file.read(_CHUNK):
+            while findings.size < EXAMINED_UP_TO and (piece := file.read(_CHUNK)):
                 if not findings.size and b"\0" in piece:
                     findings.kind = "binary"
                 if path.endswith(".py") and findings.size < _PARSED_UP_TO:
