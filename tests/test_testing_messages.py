@@ -6,8 +6,8 @@ from typing import Any
 from unittest.mock import ANY
 
 import pytest
-from sqlalchemy import Engine
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+from sqlalchemy import Engine, create_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 import fairqueue as fq
@@ -136,6 +136,30 @@ class TestWhatIsThere:
                 assert_enqueued(session, channel="acme")
                 assert len(drain(session, lambda message: None)) == 1  # noqa: ARG005
                 assert enqueued(session) == []
+
+    def test_several_databases(self, engine: Engine) -> None:
+        """The messages' is found by their mapper, as it is to enqueue."""
+        nowhere = create_engine("postgresql+psycopg://nobody@nowhere.invalid/app")
+        for session in (Session(nowhere, binds={fq.Message: engine}), Session(binds={fq.Message: engine})):
+            with session:
+                fq.enqueue(session, "acme")
+                assert_enqueued(session, channel="acme")
+                with pytest.raises(fq.InvalidValue, match="takes a session, and where is one whose messages are in"):
+                    drain(session, lambda message, session: None)  # noqa: ARG005
+                assert len(drain(session, lambda message: None)) == 1  # noqa: ARG005
+                assert enqueued(session) == []
+
+    async def test_several_databases_async(self, async_engine: AsyncEngine) -> None:
+        nowhere = create_async_engine("postgresql+psycopg://nobody@nowhere.invalid/app")
+
+        async def nothing(message: Any) -> None:
+            pass
+
+        async with AsyncSession(nowhere, binds={fq.Message: async_engine}) as session:
+            fq.enqueue(session, "acme")
+            await assert_enqueued(session, channel="acme")
+            assert len(await drain(session, nothing)) == 1
+            assert await enqueued(session) == []
 
     async def test_async(self, async_engine: AsyncEngine) -> None:
         async with AsyncSession(async_engine) as session:

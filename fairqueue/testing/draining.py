@@ -39,6 +39,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, overload
 
 from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import UnboundExecutionError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.util import await_only
@@ -48,6 +49,7 @@ from fairqueue.errors import FairqueueError, InvalidValue
 from fairqueue.leases import LeasedMessage, Outcome
 from fairqueue.models import Message, TypedMessage
 from fairqueue.models.base import check_count, check_flag, check_name
+from fairqueue.producing import _BIND
 from fairqueue.worker import Handled, Handler, Worker, apply
 
 if TYPE_CHECKING:
@@ -99,6 +101,8 @@ def drain(
     :returns: each message and what became of it, in the order in which they were handled. A session's objects are
         expired then, as after a commit.
     :raises FairqueueError: if there are more than ``limit``. Those have been handled.
+    :raises InvalidValue: if the handler takes a session, and ``where`` is one that has its messages in a database of
+        their own.
     """
     __tracebackhide__ = True
     if hasattr(where, "registry"):
@@ -154,9 +158,15 @@ class _Draining:
     def run_in(self, session: Session, connection: AsyncConnection | None = None) -> Drained:
         """In the session's transaction, in savepoints."""
         __tracebackhide__ = True
+        if self.handler.takes_session and not _is_of_one_database(session):
+            raise InvalidValue(
+                f"{self.handler.name} takes a session, and where is one whose messages are in another database than"
+                " what else it writes, so the two can't be committed together: let it take the message alone, or drain"
+                " the engine of the messages"
+            )
         session.flush()
         try:
-            return self.run(session.connection(), connection)
+            return self.run(session.connection(bind_arguments=_BIND), connection)
         finally:
             if session.expire_on_commit:
                 session.expire_all()
@@ -193,7 +203,16 @@ async def _drain_async_engine(engine: AsyncEngine, draining: _Draining) -> Drain
 
 async def _drain_async_session(session: AsyncSession, draining: _Draining) -> Drained:
     __tracebackhide__ = True
-    return await session.run_sync(draining.run_in, await session.connection())
+    connection = await session.connection(bind_arguments=_BIND)
+    return await session.run_sync(draining.run_in, connection)
+
+
+def _is_of_one_database(session: Session) -> bool:
+    """Whether the session's messages go where all goes that it wasn't told of."""
+    try:
+        return session.get_bind() is session.get_bind(mapper=Message)
+    except UnboundExecutionError:  # it was told of each model
+        return False
 
 
 def _session(bind: Engine | Connection, make: Callable[..., Session] = Session) -> Session:

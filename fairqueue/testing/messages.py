@@ -35,7 +35,7 @@ from sqlalchemy.orm import Session
 from fairqueue.errors import InvalidValue
 from fairqueue.models import Message
 from fairqueue.models.base import check_count, check_moment, check_name
-from fairqueue.producing import _run
+from fairqueue.producing import _BIND, _run
 from fairqueue.schedule import dequeue_at
 
 from ._matching import Expected, report
@@ -144,5 +144,6 @@ def _live(session: Session) -> list[Message]:
     """All messages, ready or leased, as this session sees them."""
     session.flush()
     # Read by another session on its connection, they are nothing that the application's own session would refresh.
-    with Session(session.connection(), join_transaction_mode="create_savepoint") as reader:
+    connection = session.connection(bind_arguments=_BIND)
+    with Session(connection, join_transaction_mode="create_savepoint") as reader:
         return list(reader.scalars(select(Message).order_by(Message.id)))
