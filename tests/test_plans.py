@@ -280,3 +280,51 @@ def test_cancelled_channels_don_t_take_a_round_each(loaded: Connection, raw: Raw
     before = count(loaded, "SELECT turn FROM fairqueue.rotation")
     assert leases(loaded, 1) == ([], [])
     assert count(loaded, "SELECT turn FROM fairqueue.rotation") - before < 1000
+
+
+@pytest.mark.parametrize("left", [1, 2])
+def test_who_saw_the_table_nearly_empty_reads_no_more(left: int, raw: Raw, database_url: str) -> None:
+    """Analysed in a quiet hour, it seems to be cheap to read as a whole, when a load has just come."""
+    connection = raw(database_url)
+    connection.autocommit = True
+    without_autovacuum(connection)
+    fill = "INSERT INTO fairqueue.message (channel) SELECT 'c' || g % 1000 FROM generate_series(1, 20000) g"
+    connection.execute(fill.encode())
+    for number in range(left):
+        connection.execute(
+            "INSERT INTO fairqueue.message (channel, dequeue_at)"
+            " VALUES (%s, fairqueue.unix_ms(fairqueue.clock()) + 86400000)",
+            (f"later{number}",),
+        )
+    connection.execute("DELETE FROM fairqueue.message WHERE channel NOT LIKE 'later%'")
+    while count(connection, "SELECT count(*) FROM fairqueue.signal"):
+        leases(connection, 10000)
+    connection.execute("VACUUM (ANALYZE) fairqueue.message")
+    connection.execute(fill.encode())
+    connection.execute("SELECT fairqueue.channel_set('small', max_size => 5, overflow => 'drop')")
+
+    watched = Watched(raw(database_url))
+    statements = []
+    for limit in (1, 10, 100):
+        for _ in range(3):
+            statements += watched.run(f"SELECT * FROM fairqueue.message_dequeue('default', {limit})")
+    for act in ("heartbeat", "complete", "fail", "defer", "cancel"):
+        statements += watched.run(f"SELECT * FROM fairqueue.message_{act}(%s, %s)", *leases(connection, 20))
+    dead, attempts = leases(connection, 20)
+    statements += watched.run("SELECT * FROM fairqueue.message_fail(%s, %s, retry => false)", dead, attempts)
+    statements += watched.run("SELECT * FROM fairqueue.message_redrive(%s)", dead)
+    ready = connection.execute("SELECT id FROM fairqueue.message WHERE leased_until IS NULL LIMIT 20").fetchall()
+    statements += watched.run("SELECT * FROM fairqueue.message_cancel(%s)", [id_ for (id_,) in ready])
+    statements += watched.run("INSERT INTO fairqueue.message (channel) SELECT 'small' FROM generate_series(1, 20)")
+    for _ in range(2):
+        statements += watched.run("SELECT fairqueue.message_create('c1', '{}', key => 'k', on_conflict => 'replace')")
+        statements += watched.run(
+            "SELECT * FROM fairqueue.message_create_many(ARRAY['default', 'default'], ARRAY['c1', 'c2'],"
+            " ARRAY['k', 'k'], NULL, NULL, NULL, NULL, ARRAY[1, 1], NULL, NULL, 'replace')"
+        )
+    expired, _ = leases(connection, 20)
+    connection.execute("UPDATE fairqueue.message SET leased_until = '2000-01-01' WHERE id = ANY (%s)", (expired,))
+    connection.execute("UPDATE fairqueue.rotation SET lease_floor = '2000-01-01'")
+    statements += watched.run("SELECT * FROM fairqueue.message_dequeue('default', 100)")
+    read = {statement.query[:200]: statement.rows_of("message") for statement in statements}
+    assert not {query: rows for query, rows in read.items() if rows > 2000}

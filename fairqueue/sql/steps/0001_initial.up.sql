@@ -1038,6 +1038,9 @@ RETURN greatest(1, round(cost * 720720 / weight))::bigint;
 --
 -- Called by message_complete, message_cancel, message_fail, message_defer and message_heartbeat, into whose statements
 -- it is expanded; takes no lock. All of them touch messages in the order of ids, so that two of them can't deadlock.
+--
+-- They look each one up by m.id BETWEEN l.id AND l.id. With =, a plan that was made when the table was nearly empty could
+-- read all messages by the primary key and look for each of them here.
 CREATE FUNCTION lease_list(ids bigint[], attempts integer[])
 RETURNS TABLE (id bigint, attempt integer, n bigint)
 LANGUAGE sql IMMUTABLE ROWS 100
@@ -1375,7 +1378,7 @@ BEGIN
             SELECT DISTINCT l.id, l.attempt FROM lease_list(ids, attempts) l ORDER BY l.id
         ), held AS MATERIALIZED (
             SELECT m.id, m.attempt
-            FROM lease l JOIN message m ON m.id = l.id
+            FROM lease l JOIN message m ON m.id BETWEEN l.id AND l.id
             WHERE m.attempt = l.attempt AND is_leased(m.leased_until)
             FOR UPDATE OF m
         )
@@ -1414,7 +1417,7 @@ BEGIN
         SELECT * FROM lease_list(ids, attempts)
     ), done AS (
         DELETE FROM message m USING lease l
-        WHERE m.id = l.id AND m.attempt = l.attempt AND is_leased(m.leased_until)
+        WHERE m.id BETWEEN l.id AND l.id AND m.attempt = l.attempt AND is_leased(m.leased_until)
         RETURNING m.id, m.queue, m.channel, m.key, m.attempt, m.cost, m.worker, m.dequeue_at, m.created_at,
             m.first_leased_at, m.leased_at
     ), written AS (
@@ -1533,13 +1536,13 @@ BEGIN
     END IF;
     PERFORM check_seconds('delays', w.delay, 0) FROM unnest($7) AS w (delay) WHERE w.delay IS NOT NULL;
     IF on_conflict = 'replace' THEN
-        PERFORM FROM unnest($1, $2, $3) AS r (queue, channel, key)
-        CROSS JOIN LATERAL (
-            SELECT m.id FROM message m
-            WHERE m.queue = r.queue AND m.channel = r.channel AND m.key = r.key LIMIT 1) f
-        JOIN message m ON m.id = f.id
-        ORDER BY m.id
-        FOR NO KEY UPDATE OF m;
+        PERFORM FROM (
+            SELECT f.id FROM unnest($1, $2, $3) AS r (queue, channel, key)
+            CROSS JOIN LATERAL (
+                SELECT m.id FROM message m
+                WHERE m.queue = r.queue AND m.channel = r.channel AND m.key = r.key LIMIT 1) f
+            ORDER BY f.id) f
+        CROSS JOIN LATERAL (SELECT FROM message m WHERE m.id = f.id FOR NO KEY UPDATE) m;
     END IF;
     FOR v_row IN
         WITH given AS MATERIALIZED (
@@ -1629,7 +1632,7 @@ BEGIN
             state = CASE WHEN states IS NULL THEN m.state ELSE states[l.n] END,
             forgiven = least(m.forgiven, 2147483646) + 1
         FROM lease l
-        WHERE m.id = l.id AND m.attempt = l.attempt AND is_leased(m.leased_until)
+        WHERE m.id BETWEEN l.id AND l.id AND m.attempt = l.attempt AND is_leased(m.leased_until)
         RETURNING m.id, m.attempt
     )
     SELECT array_agg(d.id), array_agg(d.attempt) INTO v_done, v_attempts FROM done d;
@@ -2007,7 +2010,7 @@ BEGIN
         SELECT DISTINCT l.id, l.attempt FROM lease_list(ids, attempts) l ORDER BY l.id
     ), held AS MATERIALIZED (
         SELECT m.id, m.attempt, m.queue, m.backoff, m.max_attempts, m.attempt::bigint - m.forgiven AS failures
-        FROM lease l JOIN message m ON m.id = l.id
+        FROM lease l JOIN message m ON m.id BETWEEN l.id AND l.id
         WHERE m.attempt = l.attempt AND is_leased(m.leased_until)
         FOR UPDATE OF m
     ), policy AS MATERIALIZED (
@@ -2019,7 +2022,7 @@ BEGIN
         SET leased_until = NULL, error = v_error, dequeue_at = CASE WHEN p.delay = 0 THEN m.dequeue_at
             ELSE unix_ms(clock() + make_interval(secs => p.delay)) END
         FROM policy p
-        WHERE m.id = p.id AND NOT p.is_dead
+        WHERE m.id BETWEEN p.id AND p.id AND NOT p.is_dead
     )
     SELECT array_agg(p.id), array_agg(p.attempt), array_agg(p.id) FILTER (WHERE p.is_dead)
     INTO v_done, v_attempts, v_dead
@@ -2061,7 +2064,8 @@ BEGIN
     WITH named AS MATERIALIZED (
         SELECT l.id FROM unnest(ids) AS l (id) ORDER BY l.id
     ), gone AS (
-        DELETE FROM message m USING named l WHERE m.id = l.id
+        -- Not =: see lease_list.
+        DELETE FROM message m USING named l WHERE m.id BETWEEN l.id AND l.id
         RETURNING m.*, coalesce(v_error, m.error) AS last_error
     ), buried AS (
         INSERT INTO dead_message (id, queue, channel, key, payload, body, cost, max_attempts, backoff, attempt, worker,
@@ -2118,18 +2122,18 @@ BEGIN
         SELECT * FROM lease_list(ids, attempts)
     ), known AS MATERIALIZED (
         SELECT m.id
-        FROM lease l JOIN message m ON m.id = l.id
+        FROM lease l JOIN message m ON m.id BETWEEN l.id AND l.id
         WHERE m.attempt = l.attempt AND is_leased(m.leased_until)
     ), held AS MATERIALIZED (
         SELECT m.id
-        FROM lease l JOIN message m ON m.id = l.id
+        FROM lease l JOIN message m ON m.id BETWEEN l.id AND l.id
         WHERE m.attempt = l.attempt AND is_leased(m.leased_until)
         FOR NO KEY UPDATE OF m SKIP LOCKED
     ), done AS (
         UPDATE message m
         SET leased_until = greatest(m.leased_until, clock() + make_interval(secs => lease_seconds))
         FROM held h
-        WHERE m.id = h.id
+        WHERE m.id BETWEEN h.id AND h.id
         RETURNING m.id, m.attempt
     )
     SELECT (SELECT array_agg(k.id) FROM known k), array_agg(d.id), array_agg(d.attempt)
@@ -3045,7 +3049,8 @@ BEGIN
             FROM (
                 SELECT d.message_id, max(d.counted) AS counted, array_agg(d.row) AS signals
                 FROM doubtful d GROUP BY d.message_id) d
-            JOIN message m ON m.id = d.message_id
+            -- Not =: see lease_list.
+            JOIN message m ON m.id BETWEEN d.message_id AND d.message_id
             WHERE m.leased_until IS NOT NULL AND coalesce(m.counted, -1) < d.counted
             FOR NO KEY UPDATE OF m SKIP LOCKED
         ), marked AS (
@@ -4208,6 +4213,8 @@ SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan
 SET jit = off
 SET enable_seqscan = off
+-- Sorting all messages would take long where the table seemed to be nearly empty when this was planned.
+SET enable_sort = off
 AS $$
 #variable_conflict use_column
 DECLARE

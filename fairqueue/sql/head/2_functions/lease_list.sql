@@ -2,6 +2,9 @@
 --
 -- Called by message_complete, message_cancel, message_fail, message_defer and message_heartbeat, into whose statements
 -- it is expanded; takes no lock. All of them touch messages in the order of ids, so that two of them can't deadlock.
+--
+-- They look each one up by m.id BETWEEN l.id AND l.id. With =, a plan that was made when the table was nearly empty could
+-- read all messages by the primary key and look for each of them here.
 CREATE FUNCTION lease_list(ids bigint[], attempts integer[])
 RETURNS TABLE (id bigint, attempt integer, n bigint)
 LANGUAGE sql IMMUTABLE ROWS 100

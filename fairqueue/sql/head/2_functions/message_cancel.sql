@@ -33,7 +33,7 @@ BEGIN
             SELECT DISTINCT l.id, l.attempt FROM lease_list(ids, attempts) l ORDER BY l.id
         ), held AS MATERIALIZED (
             SELECT m.id, m.attempt
-            FROM lease l JOIN message m ON m.id = l.id
+            FROM lease l JOIN message m ON m.id BETWEEN l.id AND l.id
             WHERE m.attempt = l.attempt AND is_leased(m.leased_until)
             FOR UPDATE OF m
         )

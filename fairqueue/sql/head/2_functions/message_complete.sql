@@ -23,7 +23,7 @@ BEGIN
         SELECT * FROM lease_list(ids, attempts)
     ), done AS (
         DELETE FROM message m USING lease l
-        WHERE m.id = l.id AND m.attempt = l.attempt AND is_leased(m.leased_until)
+        WHERE m.id BETWEEN l.id AND l.id AND m.attempt = l.attempt AND is_leased(m.leased_until)
         RETURNING m.id, m.queue, m.channel, m.key, m.attempt, m.cost, m.worker, m.dequeue_at, m.created_at,
             m.first_leased_at, m.leased_at
     ), written AS (

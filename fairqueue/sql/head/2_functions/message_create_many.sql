@@ -31,13 +31,13 @@ BEGIN
     END IF;
     PERFORM check_seconds('delays', w.delay, 0) FROM unnest($7) AS w (delay) WHERE w.delay IS NOT NULL;
     IF on_conflict = 'replace' THEN
-        PERFORM FROM unnest($1, $2, $3) AS r (queue, channel, key)
-        CROSS JOIN LATERAL (
-            SELECT m.id FROM message m
-            WHERE m.queue = r.queue AND m.channel = r.channel AND m.key = r.key LIMIT 1) f
-        JOIN message m ON m.id = f.id
-        ORDER BY m.id
-        FOR NO KEY UPDATE OF m;
+        PERFORM FROM (
+            SELECT f.id FROM unnest($1, $2, $3) AS r (queue, channel, key)
+            CROSS JOIN LATERAL (
+                SELECT m.id FROM message m
+                WHERE m.queue = r.queue AND m.channel = r.channel AND m.key = r.key LIMIT 1) f
+            ORDER BY f.id) f
+        CROSS JOIN LATERAL (SELECT FROM message m WHERE m.id = f.id FOR NO KEY UPDATE) m;
     END IF;
     FOR v_row IN
         WITH given AS MATERIALIZED (

@@ -39,7 +39,7 @@ BEGIN
             state = CASE WHEN states IS NULL THEN m.state ELSE states[l.n] END,
             forgiven = least(m.forgiven, 2147483646) + 1
         FROM lease l
-        WHERE m.id = l.id AND m.attempt = l.attempt AND is_leased(m.leased_until)
+        WHERE m.id BETWEEN l.id AND l.id AND m.attempt = l.attempt AND is_leased(m.leased_until)
         RETURNING m.id, m.attempt
     )
     SELECT array_agg(d.id), array_agg(d.attempt) INTO v_done, v_attempts FROM done d;

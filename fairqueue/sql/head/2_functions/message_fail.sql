@@ -37,7 +37,7 @@ BEGIN
         SELECT DISTINCT l.id, l.attempt FROM lease_list(ids, attempts) l ORDER BY l.id
     ), held AS MATERIALIZED (
         SELECT m.id, m.attempt, m.queue, m.backoff, m.max_attempts, m.attempt::bigint - m.forgiven AS failures
-        FROM lease l JOIN message m ON m.id = l.id
+        FROM lease l JOIN message m ON m.id BETWEEN l.id AND l.id
         WHERE m.attempt = l.attempt AND is_leased(m.leased_until)
         FOR UPDATE OF m
     ), policy AS MATERIALIZED (
@@ -49,7 +49,7 @@ BEGIN
         SET leased_until = NULL, error = v_error, dequeue_at = CASE WHEN p.delay = 0 THEN m.dequeue_at
             ELSE unix_ms(clock() + make_interval(secs => p.delay)) END
         FROM policy p
-        WHERE m.id = p.id AND NOT p.is_dead
+        WHERE m.id BETWEEN p.id AND p.id AND NOT p.is_dead
     )
     SELECT array_agg(p.id), array_agg(p.attempt), array_agg(p.id) FILTER (WHERE p.is_dead)
     INTO v_done, v_attempts, v_dead

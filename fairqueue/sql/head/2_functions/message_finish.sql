@@ -25,7 +25,8 @@ BEGIN
     WITH named AS MATERIALIZED (
         SELECT l.id FROM unnest(ids) AS l (id) ORDER BY l.id
     ), gone AS (
-        DELETE FROM message m USING named l WHERE m.id = l.id
+        -- Not =: see lease_list.
+        DELETE FROM message m USING named l WHERE m.id BETWEEN l.id AND l.id
         RETURNING m.*, coalesce(v_error, m.error) AS last_error
     ), buried AS (
         INSERT INTO dead_message (id, queue, channel, key, payload, body, cost, max_attempts, backoff, attempt, worker,

@@ -27,18 +27,18 @@ BEGIN
         SELECT * FROM lease_list(ids, attempts)
     ), known AS MATERIALIZED (
         SELECT m.id
-        FROM lease l JOIN message m ON m.id = l.id
+        FROM lease l JOIN message m ON m.id BETWEEN l.id AND l.id
         WHERE m.attempt = l.attempt AND is_leased(m.leased_until)
     ), held AS MATERIALIZED (
         SELECT m.id
-        FROM lease l JOIN message m ON m.id = l.id
+        FROM lease l JOIN message m ON m.id BETWEEN l.id AND l.id
         WHERE m.attempt = l.attempt AND is_leased(m.leased_until)
         FOR NO KEY UPDATE OF m SKIP LOCKED
     ), done AS (
         UPDATE message m
         SET leased_until = greatest(m.leased_until, clock() + make_interval(secs => lease_seconds))
         FROM held h
-        WHERE m.id = h.id
+        WHERE m.id BETWEEN h.id AND h.id
         RETURNING m.id, m.attempt
     )
     SELECT (SELECT array_agg(k.id) FROM known k), array_agg(d.id), array_agg(d.attempt)

@@ -136,7 +136,8 @@ BEGIN
             FROM (
                 SELECT d.message_id, max(d.counted) AS counted, array_agg(d.row) AS signals
                 FROM doubtful d GROUP BY d.message_id) d
-            JOIN message m ON m.id = d.message_id
+            -- Not =: see lease_list.
+            JOIN message m ON m.id BETWEEN d.message_id AND d.message_id
             WHERE m.leased_until IS NOT NULL AND coalesce(m.counted, -1) < d.counted
             FOR NO KEY UPDATE OF m SKIP LOCKED
         ), marked AS (

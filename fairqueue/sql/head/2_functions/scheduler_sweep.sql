@@ -19,6 +19,8 @@ SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan
 SET jit = off
 SET enable_seqscan = off
+-- Sorting all messages would take long where the table seemed to be nearly empty when this was planned.
+SET enable_sort = off
 AS $$
 #variable_conflict use_column
 DECLARE
