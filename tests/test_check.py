@@ -332,6 +332,21 @@ def test_truncated_messages(session: Session, leased: Leases) -> None:
     assert checked(session) == []
 
 
+@pytest.mark.parametrize("table", ["channel", "queue"])
+def test_truncated_policies(session: Session, table: str) -> None:
+    """The limits and pauses that were in it are over at the next dequeue."""
+    put(session, "limited", 3)
+    sql(session, "SELECT fairqueue.channel_set('limited', max_concurrency => 1)")
+    if table == "queue":
+        sql(session, "SELECT fairqueue.queue_set('default', paused => true)")
+    assert take(session, 10) == {"channel": ["limited"], "queue": []}[table]
+    assert take(session, 10) == []
+    sql(session, f"TRUNCATE fairqueue.{table}")
+    assert checked(session) == []
+    assert take(session, 10) == {"channel": ["limited"] * 2, "queue": ["limited"]}[table]
+    assert checked(session) == []
+
+
 @pytest.mark.parametrize("ahead", [1000, 10**12])
 def test_a_dump_that_was_restored_on_another_server(session: Session, leased: Leases, ahead: int) -> None:
     """Whose transaction ids are behind those of the old one: the horizon, and the signals that were not folded yet."""

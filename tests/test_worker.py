@@ -219,6 +219,36 @@ def test_completions_go_in_batches(
     assert (batches, len(sent)) == ([1, 19], 2)
 
 
+def test_each_decision_is_a_transaction(session: Session, engine_of: EngineOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else one that waits for a message would keep the others locked, and it could come to a deadlock."""
+    put_all(session, {"acme": 6})
+    groups: list[list[str]] = []
+    send = Run.send
+
+    reporting = threading.Event()
+    gone = fq.Cancel("gone")
+
+    async def hold(run: Run, group: Any) -> None:
+        groups.append(sorted(type(decision).__name__ for _, decision in group))
+        reporting.set()
+        async with asyncio.timeout(30):
+            while len(run.unreported) < 6 and len(groups) == 1:  # noqa: ASYNC110 - it is no event
+                await asyncio.sleep(0.01)
+        await send(run, group)
+
+    def handle(message: fq.LeasedMessage[Any]) -> fq.Cancel | None:
+        assert message.id == 1 or reporting.wait(30)
+        return gone if message.id % 2 == 0 else None
+
+    monkeypatch.setattr(Run, "send", hold)
+    app = fq.Worker(engine_of("plain"), concurrency=6, poll=0.05)
+    app.handler(handle)
+    with app:
+        assert wait_for_endings(session, 6) == {"completed": 3, "cancelled": 3}
+    assert groups[0] == ["Decision"]
+    assert sorted(groups[1:]) == [["Cancel"] * 3, ["Decision"] * 2]
+
+
 @pytest.mark.parametrize(
     ("kind", "level"),
     [

@@ -307,25 +307,31 @@ class Run:
         while True:
             await self.reports.wait()
             batch, self.decisions = self.decisions, []
-            if not batch:
-                continue
-            try:
-                await self.send(batch)
-            except Exception:  # noqa: BLE001 - one that can't be sent doesn't keep the others from it
-                for one in batch:
-                    try:
-                        await self.send([one])
-                    except Exception:
-                        log.exception("%s can't be reported, and comes back when its lease is over", one[0])
-                        self.ended(*one, None)
+            groups: dict[int, list[tuple[Job, Decision]]] = {}
+            for one in batch:
+                groups.setdefault(id(one[1]), []).append(one)
+            for group in groups.values():
+                try:
+                    await self.send(group)
+                except Exception:  # noqa: BLE001 - one that can't be sent doesn't keep the others from it
+                    for one in group:
+                        try:
+                            await self.send([one])
+                        except Exception:
+                            log.exception("%s can't be reported, and comes back when its lease is over", one[0])
+                            self.ended(*one, None)
 
-    async def send(self, batch: list[tuple[Job, Decision]]) -> None:
-        decisions = [(job.message, decision) for job, decision in batch]
-        alone = len({id(decision) for _, decision in batch}) == 1
+    async def send(self, group: list[tuple[Job, Decision]]) -> None:
+        """Report all that have the very same decision, which is one statement.
+
+        It locks them in the order of their ids. With several in one transaction it could come to a deadlock with
+        somebody who cancels many.
+        """
+        decisions = [(job.message, decision) for job, decision in group]
         outcomes = await self.database.insist(
-            "report how messages ended", lambda session: apply(session, decisions), alone=alone, patience=3
+            "report how messages ended", lambda session: apply(session, decisions), alone=True, patience=3
         )
-        for (job, decision), outcome in zip(batch, outcomes or [], strict=True):
+        for (job, decision), outcome in zip(group, outcomes or [], strict=True):
             self.ended(job, decision, outcome)
 
     async def beat(self) -> None:

@@ -71,7 +71,8 @@ class Entered:
     """What became of a load.
 
     :param rows: that were given.
-    :param entered: of them, those that became messages; the others had keys that were live.
+    :param entered: of them, those that became messages, if only to be dropped by their channel's ``overflow``; the
+        others had keys that were live.
     :param repeated: the load had been entered before; the numbers are those of that time.
     """
 

@@ -284,7 +284,8 @@ CREATE INDEX lane_idle ON lane (queue, tag) WHERE due IS NULL;
 CREATE TABLE load (
     name             text             NOT NULL,
     epoch            bigint           NOT NULL,
-    -- Of the last epoch: the rows given, and those that became messages; the others had keys that were live.
+    -- Of the last epoch: the rows given, and those that became messages, if only to be dropped again where their channel
+    -- was full; the others had keys that were live.
     rows             bigint           NOT NULL DEFAULT 0,
     entered          bigint           NOT NULL DEFAULT 0,
     entered_at       timestamptz      NOT NULL DEFAULT clock(),
@@ -2206,7 +2207,8 @@ BEGIN
         ON CONFLICT DO NOTHING
         RETURNING message.id
     ), gone AS (
-        DELETE FROM dead_message d USING live v WHERE d.id = v.id
+        -- Not =: see lease_list.
+        DELETE FROM dead_message d USING live v WHERE d.id BETWEEN v.id AND v.id
     )
     SELECT array_agg(d.id), array_agg(v.id) FILTER (WHERE v.id IS NOT NULL) INTO v_found, v_done
     FROM dead d LEFT JOIN live v ON v.id = d.id;
@@ -4644,7 +4646,8 @@ $$;
 
 REVOKE EXECUTE ON FUNCTION signal_queue FROM PUBLIC;
 
--- Trigger function of message_truncated: whatever the scheduler counts of messages has to be counted anew.
+-- Trigger function of message_truncated, channel_truncated and queue_truncated: whatever the scheduler counts of messages
+-- has to be counted anew, and whatever it knows of policies to be read again.
 --
 -- Locks: none that anybody waits for; it appends rows.
 CREATE FUNCTION signal_truncated() RETURNS trigger
@@ -4765,6 +4768,11 @@ CREATE TRIGGER channel_paused
 BEFORE UPDATE OF paused ON channel
 FOR EACH ROW EXECUTE FUNCTION pause_begin();
 
+-- TRUNCATE takes policies away without a word to the other triggers.
+CREATE TRIGGER channel_truncated
+AFTER TRUNCATE ON channel
+FOR EACH STATEMENT EXECUTE FUNCTION signal_truncated();
+
 -- What users change of a message has to be as valid as what they enqueue. Leasing touches none of these columns.
 CREATE TRIGGER message_edited
 AFTER UPDATE OF queue, channel, key, payload, body, cost, max_attempts, backoff ON message
@@ -4807,3 +4815,8 @@ FOR EACH ROW EXECUTE FUNCTION signal_queue();
 CREATE TRIGGER queue_paused
 BEFORE UPDATE OF paused ON queue
 FOR EACH ROW EXECUTE FUNCTION pause_begin();
+
+-- TRUNCATE takes policies away without a word to the other triggers.
+CREATE TRIGGER queue_truncated
+AFTER TRUNCATE ON queue
+FOR EACH STATEMENT EXECUTE FUNCTION signal_truncated();

@@ -5,7 +5,8 @@
 CREATE TABLE load (
     name             text             NOT NULL,
     epoch            bigint           NOT NULL,
-    -- Of the last epoch: the rows given, and those that became messages; the others had keys that were live.
+    -- Of the last epoch: the rows given, and those that became messages, if only to be dropped again where their channel
+    -- was full; the others had keys that were live.
     rows             bigint           NOT NULL DEFAULT 0,
     entered          bigint           NOT NULL DEFAULT 0,
     entered_at       timestamptz      NOT NULL DEFAULT clock(),

@@ -56,7 +56,8 @@ BEGIN
         ON CONFLICT DO NOTHING
         RETURNING message.id
     ), gone AS (
-        DELETE FROM dead_message d USING live v WHERE d.id = v.id
+        -- Not =: see lease_list.
+        DELETE FROM dead_message d USING live v WHERE d.id BETWEEN v.id AND v.id
     )
     SELECT array_agg(d.id), array_agg(v.id) FILTER (WHERE v.id IS NOT NULL) INTO v_found, v_done
     FROM dead d LEFT JOIN live v ON v.id = d.id;

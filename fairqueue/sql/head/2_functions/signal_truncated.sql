@@ -1,4 +1,5 @@
--- Trigger function of message_truncated: whatever the scheduler counts of messages has to be counted anew.
+-- Trigger function of message_truncated, channel_truncated and queue_truncated: whatever the scheduler counts of messages
+-- has to be counted anew, and whatever it knows of policies to be read again.
 --
 -- Locks: none that anybody waits for; it appends rows.
 CREATE FUNCTION signal_truncated() RETURNS trigger
