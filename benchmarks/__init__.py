@@ -2,7 +2,7 @@
 
 ::
 
-    python -m benchmarks                  # all scenarios but Spark, ten minutes
+    python -m benchmarks                  # all scenarios but Spark, twelve minutes
     python -m benchmarks --full           # at full size, three hours
     python -m benchmarks fairness spark   # some
 

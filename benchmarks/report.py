@@ -34,7 +34,7 @@ _INTRODUCTION = """\
 How fair and how fast fairqueue is, beside other queues in PostgreSQL. To measure it on your machine:
 
 ```console
-$ make bench         # ten minutes, without Spark; SCENARIOS="fairness spark" runs only these
+$ make bench         # twelve minutes, without Spark; SCENARIOS="fairness spark" runs only these
 $ make bench-full    # the sizes that the goals name, with Spark: three hours
 ```
 
