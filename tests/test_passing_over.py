@@ -150,18 +150,25 @@ def test_who_comes_after_a_rollback_is_neither_ahead_nor_behind(
     assert batch.index("a") <= max(costs) + 1
 
 
-@pytest.fixture
-def owed(session: Session, order: Ids, workers: list[psycopg.Connection]) -> Callable[[int], Counter[str]]:
-    """15 planned messages of channel d are cancelled, and 120 of all are taken past them. What so many after it are."""
+def taken_past(session: Session, workers: list[psycopg.Connection], lose: Callable[[], object]) -> list[Ids]:
+    """Three messages are taken, some are lost meanwhile, and 120 are taken past them: what was taken."""
     done = [dequeue(workers[0])]
-    of_it = {*session.scalars(select(fq.Message.id).where(fq.Message.channel == "d"))}
-    session.execute(fq.cancel([id_ for id_ in order[3:] if id_ in of_it][:15]))
+    lose()
     session.commit()
     forget_news(session)
     for _ in range(40):
         done.append(dequeue(workers[1]))
         workers[1].commit()
     workers[0].commit()
+    return done
+
+
+@pytest.fixture
+def owed(session: Session, order: Ids, workers: list[psycopg.Connection]) -> Callable[[int], Counter[str]]:
+    """15 planned messages of channel d are cancelled, and 120 of all are taken past them. What so many after it are."""
+    of_it = {*session.scalars(select(fq.Message.id).where(fq.Message.channel == "d"))}
+    gone = [id_ for id_ in order[3:] if id_ in of_it][:15]
+    done = taken_past(session, workers, lambda: session.execute(fq.cancel(gone)))
 
     def serve(messages: int) -> Counter[str]:
         batch = lease_of(session, messages)
@@ -207,14 +214,7 @@ def test_what_was_taken_past_one_that_is_gone_was_not_for_nothing(
     session: Session, order: Ids, workers: list[psycopg.Connection], lose: Callable[[Session, int], None]
 ) -> None:
     """Its channel gets no more for it than the one, and who comes then starts where the others are."""
-    done = [dequeue(workers[0])]
-    lose(session, order[3])
-    session.commit()
-    forget_news(session)
-    for _ in range(40):
-        done.append(dequeue(workers[1]))
-        workers[1].commit()
-    workers[0].commit()
+    done = taken_past(session, workers, lambda: lose(session, order[3]))
     put(session, "late", 50)
     batch = lease_of(session, 28)
     served = Counter(message.channel for message in batch)

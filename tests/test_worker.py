@@ -224,7 +224,6 @@ def test_each_decision_is_a_transaction(session: Session, engine_of: EngineOf, m
     put_all(session, {"acme": 6})
     groups: list[list[str]] = []
     send = Run.send
-
     reporting = threading.Event()
     gone = fq.Cancel("gone")
 

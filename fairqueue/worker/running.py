@@ -33,7 +33,7 @@ from fairqueue.consuming import dequeue, heartbeat
 from fairqueue.leases import Outcome
 
 from .database import Database, not_durable
-from .decisions import Decision, Defer, Retry, apply
+from .decisions import Decision, Defer, Retry, alike, apply
 from .handlers import Handled
 from .jobs import Job, Signal
 from .listening import Listener
@@ -307,10 +307,8 @@ class Run:
         while True:
             await self.reports.wait()
             batch, self.decisions = self.decisions, []
-            groups: dict[int, list[tuple[Job, Decision]]] = {}
-            for one in batch:
-                groups.setdefault(id(one[1]), []).append(one)
-            for group in groups.values():
+            for decision, jobs in alike(batch):
+                group = [(job, decision) for job in jobs]
                 try:
                     await self.send(group)
                 except Exception:  # noqa: BLE001 - one that can't be sent doesn't keep the others from it
