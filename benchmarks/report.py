@@ -51,8 +51,8 @@ def save(folder: Path, name: str, result: Mapping[str, Any]) -> None:
     write(folder / f"{name}.json", json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def load(folder: Path, names: Iterable[str], here: Mapping[str, str] | None = None) -> dict[str, dict[str, Any]]:
-    """The results that are there, of this run and of earlier ones; with an environment, those of that machine alone."""
+def load(folder: Path, names: Iterable[str], here: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """The results that are there, of this run and of earlier ones on this machine."""
     found = {
         name: json.loads((folder / f"{name}.json").read_text("utf-8"))
         for name in names
@@ -61,7 +61,7 @@ def load(folder: Path, names: Iterable[str], here: Mapping[str, str] | None = No
     return {
         name: result
         for name, result in found.items()
-        if here is None or all(result["environment"].get(key) == here.get(key) for key in _MACHINE)
+        if all(result["environment"][key] == here[key] for key in _MACHINE)
     }
 
 
