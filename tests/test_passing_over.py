@@ -138,7 +138,7 @@ def test_who_comes_after_a_rollback_is_neither_ahead_nor_behind(
     """Though what was given back cost much less than what was taken past it, or much more."""
     prepared(session, channels, costs)
     dequeue(workers[0], 30 * len(channels))
-    for count in (10, 30):
+    for count in (10, 15, 15):
         dequeue(workers[1], count * len(channels))
         workers[1].commit()
     workers[0].rollback()

@@ -100,6 +100,7 @@ taken = Table(
     Column("queue", Text, nullable=False),
     Column("turn", BigInteger, nullable=False, autoincrement=False),
     Column("place", BigInteger, nullable=False, autoincrement=False),
+    Column("upto", BigInteger, nullable=False),
     Column("ids", ARRAY(BigInteger), nullable=False),
     PrimaryKeyConstraint("queue", "turn", "place", name="taken_pkey"),
 )

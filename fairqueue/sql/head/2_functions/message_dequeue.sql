@@ -7,8 +7,8 @@
 -- Where nothing is to be done but to serve what is planned, this does it, side by side with other dequeues: it takes
 -- the first of the planned messages that nobody else has, or is about to take, and notes which (taken);
 -- scheduler_settle, in the next turn, moves on what the scheduler keeps. So dequeues of a long backlog wait for each
--- other once in 64 times, not each time, though they go in the same order. One of them plans on, meanwhile, before the
--- plan is used up (scheduler_extend). All else is scheduler_serve's.
+-- other once in half a plan, not each time, though they go in the same order. One of them plans on, meanwhile, before
+-- the plan is used up (scheduler_extend). All else is scheduler_serve's.
 --
 -- Locks: a share in the queue's turn, and the messages that it leases, until the end of the transaction. A share and
 -- the turn exclude each other, shares don't: whoever has the turn knows all that was leased, and while one has a
@@ -40,7 +40,15 @@ DECLARE
     v_worker CONSTANT text := $4;
     -- Before anything is locked here.
     v_wrote CONSTANT boolean := pg_current_xact_id_if_assigned() IS NOT NULL;
-    v_planned boolean;
+    v_turn bigint;
+    v_place bigint;
+    v_planned bigint;
+    v_lane_tag bigint;
+    v_lane_since bigint;
+    v_from xid8;
+    v_open xid8[];
+    v_is_planned boolean;
+    v_is_calm boolean;
     v_extend boolean;
     v_clock timestamptz;
     v_now bigint;
@@ -67,71 +75,75 @@ BEGIN
             HINT = 'Dequeue in a short transaction of its own.';
     END IF;
 
+    <<tries>>
     FOR v_try IN 1..2 LOOP
-        SELECT t.planned > t.place AND t.lane_tag IS NOT NULL, t.planned - t.place <= t.ahead AND t.ahead >= t.plan_at
-        INTO v_planned, v_extend
-        FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
-        EXIT WHEN v_planned IS NOT TRUE;
         BEGIN
-            -- Waits while somebody has the turn, or waits for it.
-            EXIT WHEN NOT pg_try_advisory_xact_lock_shared(queue_key(v_queue))
-                AND NOT scheduler_turn(v_queue, true, v_wrote);
-            v_clock := clock();
-            v_now := unix_ms(v_clock);
-            v_until := v_clock + make_interval(secs => lease_seconds);
+            FOR v_look IN 1..2 LOOP
+                v_clock := clock();
+                v_now := unix_ms(v_clock);
+                v_until := v_clock + make_interval(secs => lease_seconds);
+                -- Calm: no lease that ran out, no lane that is due, and no limit.
+                SELECT t.turn, t.place, t.planned, t.lane_tag, t.lane_since, least(t.news_from, t.urgent_from),
+                    t.news_open || t.urgent_open, t.planned > t.place AND t.lane_tag IS NOT NULL,
+                    t.max_concurrency IS NULL AND (t.paused_until <= v_now) IS NOT FALSE
+                        AND t.lease_floor > v_clock AND t.lease_floor <= v_until
+                        AND t.due_floor > v_now AND t.maintain_at > v_now AND t.clock - 1000 <= v_now
+                        AND greatest(t.news_from, t.urgent_from) <= pg_snapshot_xmax(pg_current_snapshot()),
+                    t.planned - t.place <= t.ahead AND t.ahead >= t.plan_at
+                INTO v_turn, v_place, v_planned, v_lane_tag, v_lane_since, v_from, v_open, v_is_planned, v_is_calm,
+                    v_extend
+                FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
+                EXIT tries WHEN v_look = 1 AND v_is_planned IS NOT TRUE;
+                EXIT WHEN v_look = 2 OR pg_try_advisory_xact_lock_shared(queue_key(v_queue));
+                -- Waits while somebody has the turn, or waits for it, after which all this is another.
+                EXIT tries WHEN NOT scheduler_turn(v_queue, true, v_wrote);
+            END LOOP;
             RETURN QUERY
-            -- Nothing, unless all that is wanted is at the head of the plan, and nothing else is to be done: no news,
-            -- no lease that ran out, no lane that is due. Near the end of the plan, what others are about to take
-            -- leaves too little.
+            -- Nothing, unless all that is wanted is at the head of the plan, and nothing else is to be done; nor if
+            -- there was a turn between that look and the share. Near the end of the plan, what others are about to
+            -- take leaves too little.
             WITH state AS MATERIALIZED (
-                SELECT t.turn, k.place, k.messages, t.lane_tag, t.lane_since, pg_current_snapshot() AS snapshot
-                FROM (SELECT x.* FROM rotation x WHERE x.queue = v_queue ORDER BY x.turn DESC LIMIT 1) t
-                CROSS JOIN LATERAL (
-                    SELECT count(*) AS batches, coalesce(max(x.messages), 0)::integer AS messages,
-                        -- Up to there all were taken.
-                        coalesce(max(x.place) FILTER (WHERE x.place = t.place + x.messages), t.place) AS place
-                    FROM (
-                        SELECT k.place,
-                            sum(cardinality(k.ids)) OVER (ORDER BY k.place ROWS UNBOUNDED PRECEDING) AS messages
-                        FROM taken k WHERE k.queue = v_queue AND k.turn = t.turn) x) k
-                WHERE k.batches < 64 AND 2 * k.messages <= t.planned - t.place
-                    AND t.planned >= t.place + k.messages + 8 * max_messages
-                    AND t.max_concurrency IS NULL AND (t.paused_until <= v_now) IS NOT FALSE
-                    AND t.lease_floor > v_clock AND t.lease_floor <= v_until
-                    AND t.due_floor > v_now AND t.maintain_at > v_now AND t.clock - 1000 <= v_now
-                    AND greatest(t.news_from, t.urgent_from) <= pg_snapshot_xmax(pg_current_snapshot())
-                    -- Each by itself, not as a join: that may walk over all that has been read, where few seem to be there.
+                SELECT coalesce(k.place, v_place) AS last, pg_current_snapshot() AS snapshot,
+                    -- Up to there all were taken.
+                    CASE WHEN k.place > k.upto THEN scheduler_taken_upto(v_queue, v_turn, k.upto)
+                        ELSE coalesce(k.place, v_place) END AS place
+                FROM (SELECT) AS one
+                LEFT JOIN LATERAL (
+                    SELECT k.place, k.upto FROM taken k WHERE k.queue = v_queue AND k.turn = v_turn
+                    ORDER BY k.place DESC LIMIT 1) k ON true
+                WHERE v_is_planned AND v_is_calm
+                    AND 2 * (coalesce(k.place, v_place) - v_place) <= v_planned - v_place
+                    AND v_planned >= coalesce(k.place, v_place) + 8 * max_messages
+                    AND EXISTS (
+                        SELECT FROM rotation t WHERE t.queue = v_queue AND t.turn = v_turn AND t.place = v_place)
                     AND (SELECT true FROM signal s
-                        WHERE s.queue = v_queue AND s.urgent AND s.xid >= t.urgent_from LIMIT 1) IS NULL
-                    AND (SELECT true FROM signal s
-                        WHERE s.queue = v_queue AND NOT s.urgent AND s.xid >= t.news_from LIMIT 1) IS NULL
+                        WHERE s.queue = v_queue AND s.urgent = ANY ('{f, t}') AND s.xid >= v_from LIMIT 1) IS NULL
                     -- Who is still under way has told nothing yet, however much it wrote.
-                    AND (SELECT true FROM unnest(t.urgent_open) AS o (xid)
-                        CROSS JOIN LATERAL (
-                            SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid = o.xid LIMIT 1) s
-                        WHERE o.xid <> ALL (ARRAY(SELECT pg_snapshot_xip(pg_current_snapshot()))) LIMIT 1) IS NULL
-                    AND (SELECT true FROM unnest(t.news_open) AS o (xid)
-                        CROSS JOIN LATERAL (
-                            SELECT FROM signal s WHERE s.queue = v_queue AND NOT s.urgent AND s.xid = o.xid LIMIT 1) s
-                        WHERE o.xid <> ALL (ARRAY(SELECT pg_snapshot_xip(pg_current_snapshot()))) LIMIT 1) IS NULL
+                    AND (SELECT true FROM signal s
+                        WHERE s.queue = v_queue AND s.urgent = ANY ('{f, t}') AND s.xid = ANY (ARRAY(
+                            SELECT o.xid FROM unnest(v_open) AS o (xid)
+                            WHERE pg_visible_in_snapshot(o.xid, pg_current_snapshot())))
+                        LIMIT 1) IS NULL
             ), held AS MATERIALIZED (
                 SELECT n.row, n.id, n.place, m.row = n.row AS is_same
                 FROM state s
                 CROSS JOIN LATERAL (
-                    SELECT p.rows[e.nth] AS row, e.id, p.channels[e.nth] AS channel, p.place + e.nth - 1 AS place
-                    FROM plan p
-                    CROSS JOIN LATERAL unnest(p.ids) WITH ORDINALITY AS e (id, nth)
-                    WHERE p.queue = v_queue AND p.place > s.place - 32
-                        AND p.place <= s.place + s.messages + 32 * max_messages + 32
-                        -- Others have all of a row, if they have these of it.
-                        AND (p.place <= s.place OR EXISTS (
-                            SELECT FROM message m
-                            WHERE m.ctid = ANY (ARRAY[
-                                    p.rows[1], p.rows[7], p.rows[14], p.rows[21], p.rows[cardinality(p.rows)]])
-                                AND NOT row_is_held(m.ctid, m.xmax, s.snapshot)))
-                        AND p.place + e.nth - 1 > s.place
-                        AND (p.tags[e.nth], p.sinces[e.nth]) < (s.lane_tag, s.lane_since)
-                    ORDER BY p.place) n
+                    SELECT e.rows[e.nth] AS row, e.ids[e.nth] AS id, e.channels[e.nth] AS channel,
+                        e.place + e.nth - 1 AS place, e.tags[e.nth] AS tag, e.sinces[e.nth] AS since
+                    FROM (
+                        -- One after the other, as far as they are needed; in FROM, all of a row would come first.
+                        SELECT p.*, generate_series(
+                            greatest(1, s.place - p.place + 2)::integer, cardinality(p.ids)) AS nth
+                        FROM plan p
+                        WHERE p.queue = v_queue AND p.place > s.place - 32
+                            AND p.place <= s.last + 32 * max_messages + 32
+                            -- Others have all of a row, if they have these of it.
+                            AND (p.place <= s.place OR EXISTS (
+                                SELECT FROM message m
+                                WHERE m.ctid = ANY (ARRAY[
+                                        p.rows[1], p.rows[7], p.rows[14], p.rows[21], p.rows[cardinality(p.rows)]])
+                                    AND NOT row_is_held(m.ctid, m.xmax, s.snapshot)))
+                        ORDER BY p.place) e) n
                 -- Locked one by one: a join might begin with all messages, where there seem to be few.
                 CROSS JOIN LATERAL (
                     SELECT m.ctid AS row FROM message m
@@ -139,25 +151,25 @@ BEGIN
                         AND m.leased_until IS NULL AND m.dequeue_at <= v_now
                         AND NOT row_is_held(m.ctid, m.xmax, s.snapshot)
                     FOR NO KEY UPDATE SKIP LOCKED) m
+                WHERE (n.tag, n.since) < (v_lane_tag, v_lane_since)
                 LIMIT max_messages
             -- Those before the last one that were passed over are those that others have taken; or are about to take,
             -- or have just taken, where there were others. Else one is gone, or a user holds it, and the plan is no
             -- longer right. Nor is it where a user has just changed one, of which another version is locked then.
             ), verdict AS MATERIALIZED (
-                SELECT s.turn, b.place, b.ids, b.messages = max_messages
-                    AND (b.passed = coalesce((
-                            SELECT sum(cardinality(k.ids)) FROM taken k
-                            WHERE k.queue = v_queue AND k.turn = s.turn AND k.place > s.place AND k.place < b.place), 0)
+                SELECT b.place, CASE WHEN b.passed = 0 THEN b.place ELSE b.upto END AS upto, b.ids,
+                    b.messages = max_messages AND (b.passed = 0
+                        OR b.passed = scheduler_taken(v_queue, v_turn, b.upto, b.place)
                         OR NOT pg_try_advisory_xact_lock(queue_key(v_queue))
-                        OR b.passed = scheduler_taken(v_queue, s.turn, s.place, b.place)) AS is_good
-                FROM state s
-                CROSS JOIN LATERAL (
-                    SELECT array_agg(h.id) AS ids, count(*) FILTER (WHERE h.is_same) AS messages,
-                        max(h.place) AS place, max(h.place) - s.place - max_messages AS passed
+                        OR b.passed = scheduler_taken(v_queue, v_turn, b.upto, b.place)) AS is_good
+                FROM (
+                    SELECT array_agg(h.id) AS ids, count(*) FILTER (WHERE h.is_same) AS messages, max(h.place) AS place,
+                        (SELECT s.place FROM state s) AS upto,
+                        max(h.place) - (SELECT s.place FROM state s) - max_messages AS passed
                     FROM held h) b
             ), noted AS (
-                INSERT INTO taken (queue, turn, place, ids)
-                SELECT v_queue, v.turn, v.place, v.ids FROM verdict v WHERE v.is_good
+                INSERT INTO taken (queue, turn, place, upto, ids)
+                SELECT v_queue, v_turn, v.place, v.upto, v.ids FROM verdict v WHERE v.is_good
             )
             -- The one join that is left switched on is a loop, here over held: in the order of places.
             UPDATE message m
