@@ -88,6 +88,13 @@ def a_lease_runs_out(session: Session) -> None:
     assert take(session) == ["a"]
 
 
+def nothing_but_a_policy_comes(session: Session) -> None:
+    take(session)
+    session.merge(fq.Channel("b", weight=2))
+    session.commit()
+    take(session)
+
+
 MEANWHILE = [
     nothing,
     a_dequeue_finds_nothing,
@@ -99,6 +106,7 @@ MEANWHILE = [
     many_transactions_pass,
     its_neighbours_are_cancelled,
     a_lease_runs_out,
+    nothing_but_a_policy_comes,
 ]
 Meanwhile = Callable[[Session], None]
 

@@ -356,19 +356,21 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("end", ["commit", "rollback"])
+@pytest.mark.parametrize("arrivals", [0, 1])
 @pytest.mark.parametrize(("change", "room"), CHANGES.items())
 def test_a_policy_that_commits_later(
-    session: Session, other: psycopg.Connection, change: str, room: int, end: str
+    session: Session, other: psycopg.Connection, change: str, room: int, *, arrivals: int, end: str
 ) -> None:
     """It waits for nobody and nobody for it; it holds from the next dequeue after its commit on."""
     put(session, "acme", 9)
     running = leases(session, 1)
     other.execute(change.encode())
+    put(session, "acme", arrivals)
     running += leases(session, 2)
     assert len(running) == 3
     getattr(other, end)()
     batch = leases(session)
-    assert len(batch) == (room if end == "commit" else 6)
+    assert len(batch) == (room if end == "commit" else 6 + arrivals)
     sql(session, "DELETE FROM fairqueue.channel")
     sql(session, "DELETE FROM fairqueue.queue")
     check_all_served(session, running + batch)

@@ -86,6 +86,27 @@ def test_what_is_rolled_back_within_a_row_comes_next(
     finish(session, workers, *done)
 
 
+def test_what_was_taken_is_known_from_the_last_who_took(
+    session: Session, order: Ids, workers: list[psycopg.Connection]
+) -> None:
+    """In whatever order they commit: as soon as nothing is missing, who comes looks at none of it again."""
+    taken = text("SELECT place, upto FROM fairqueue.taken ORDER BY place DESC LIMIT 1")
+    done = [dequeue(worker) for worker in workers]
+    for place in (1, 0, 3):
+        workers[place].commit()
+    done.append(dequeue(workers[0]))
+    workers[0].commit()
+    missing = session.execute(taken).one()
+    assert missing.upto < missing.place - 6
+    workers[2].commit()
+    done.append(dequeue(workers[1]))
+    workers[1].commit()
+    known = session.execute(taken).one()
+    assert known.upto == known.place == missing.place + 3
+    assert [id_ for ids in done for id_ in ids] == order[:18]
+    finish(session, workers, *done)
+
+
 @pytest.mark.parametrize("size", [6, 30, 60])
 def test_who_comes_after_a_rollback_waits_for_no_more_than_a_round(
     session: Session, order: Ids, workers: list[psycopg.Connection], size: int
