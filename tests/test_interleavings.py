@@ -212,6 +212,31 @@ def test_a_transaction_that_enqueues_dequeues_and_enqueues_again(
     check_served(session, [second])
 
 
+def test_a_transaction_that_enqueues_after_a_policy_was_news(session: Session, other: psycopg.Connection) -> None:
+    """Of a younger transaction, which its own dequeue takes in."""
+    put(session, "a", 1)
+    take(session)
+    other.execute("SELECT pg_current_xact_id()")
+    session.merge(fq.Channel("b", weight=2))
+    session.commit()
+    assert other.execute("SELECT id FROM fairqueue.message_dequeue('default', 5)").fetchall() == []
+    late = insert(other, "a")
+    other.commit()
+    check_served(session, [late])
+
+
+def test_a_transaction_that_pauses_after_a_message_was_news(session: Session, other: psycopg.Connection) -> None:
+    put(session, "a", 1)
+    take(session)
+    other.execute("SELECT pg_current_xact_id()")
+    ids = put(session, "a", 2)
+    assert other.execute("SELECT id FROM fairqueue.message_dequeue('default', 1)").fetchall() == [(ids[0],)]
+    other.execute("SELECT fairqueue.channel_set('a', paused => true)")
+    other.commit()
+    assert take(session) == []
+    check_invariants(session.connection())
+
+
 @pytest.mark.parametrize("undo", ["ROLLBACK TO before", "ROLLBACK"])
 def test_a_dequeue_that_is_rolled_back_has_not_happened(session: Session, other: psycopg.Connection, undo: str) -> None:
     """The whole transaction, or back to a savepoint."""
