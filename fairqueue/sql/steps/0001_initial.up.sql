@@ -665,6 +665,32 @@ BEGIN
 END
 $$;
 
+-- Says what is wrong with the arguments of a dequeue, or with its transaction.
+--
+-- Called by message_dequeue; takes no lock. Returns nothing: it raises.
+CREATE FUNCTION dequeue_refuse(queue text, max_messages integer, lease_seconds double precision, worker text) RETURNS void
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+    IF queue IS NULL OR char_length(queue) NOT BETWEEN 1 AND 255 THEN
+        RAISE invalid_parameter_value USING MESSAGE = format('queue must have 1 to 255 characters, not %s',
+            coalesce(char_length(queue)::text, 'null'));
+    ELSIF max_messages IS NULL OR max_messages NOT BETWEEN 1 AND 10000 THEN
+        RAISE invalid_parameter_value USING MESSAGE = format('max_messages must be 1 to 10000, not %s',
+            coalesce(max_messages::text, 'null'));
+    ELSIF char_length(worker) > 255 THEN
+        RAISE invalid_parameter_value USING MESSAGE = format('worker must have at most 255 characters, not %s',
+            char_length(worker));
+    END IF;
+    PERFORM check_seconds('lease_seconds', lease_seconds, 0.001);
+    RAISE active_sql_transaction USING
+        MESSAGE = format('message_dequeue needs READ COMMITTED, this transaction is %s',
+            upper(current_setting('transaction_isolation'))),
+        HINT = 'Dequeue in a short transaction of its own.';
+END
+$$;
+
 -- Forgets a feed that isn't read any more: history no longer keeps anything for it. Returns whether there was one.
 --
 -- Called by operators.
@@ -975,7 +1001,7 @@ RETURN coalesce(leased_until, '-infinity') > '-infinity';
 
 -- Whether a version of a message is the one that is valid now, not when the calling statement began.
 --
--- Called by row_is_held; takes no lock.
+-- Called by row_is_changed; takes no lock.
 CREATE FUNCTION is_there(place tid) RETURNS boolean
 LANGUAGE sql VOLATILE
 SET search_path FROM CURRENT
@@ -1702,25 +1728,12 @@ DECLARE
     v_now bigint;
     v_until timestamptz;
 BEGIN
-    IF v_queue IS NULL OR char_length(v_queue) NOT BETWEEN 1 AND 255 THEN
-        RAISE invalid_parameter_value USING MESSAGE = format('queue must have 1 to 255 characters, not %s',
-            coalesce(char_length(v_queue)::text, 'null'));
-    ELSIF max_messages IS NULL OR max_messages NOT BETWEEN 1 AND 10000 THEN
-        RAISE invalid_parameter_value USING MESSAGE = format('max_messages must be 1 to 10000, not %s',
-            coalesce(max_messages::text, 'null'));
-    ELSIF char_length(worker) > 255 THEN
-        RAISE invalid_parameter_value USING MESSAGE = format('worker must have at most 255 characters, not %s',
-            char_length(worker));
-    END IF;
-    -- Where a call for each message counts, so does a function call.
-    IF lease_seconds IS NULL OR NOT (lease_seconds >= 0.001 AND lease_seconds <= 315576000) THEN
-        PERFORM check_seconds('lease_seconds', lease_seconds, 0.001);
-    END IF;
-    IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
-        RAISE active_sql_transaction USING
-            MESSAGE = format('message_dequeue needs READ COMMITTED, this transaction is %s',
-                upper(current_setting('transaction_isolation'))),
-            HINT = 'Dequeue in a short transaction of its own.';
+    -- Where a call for each message counts, so does each condition.
+    IF (char_length(v_queue) BETWEEN 1 AND 255 AND max_messages BETWEEN 1 AND 10000
+        AND coalesce(char_length(v_worker) <= 255, true) AND lease_seconds BETWEEN 0.001 AND 315576000
+        AND current_setting('transaction_isolation') IN ('read committed', 'read uncommitted')) IS NOT TRUE
+    THEN
+        PERFORM dequeue_refuse(v_queue, max_messages, lease_seconds, v_worker);
     END IF;
 
     <<tries>>
@@ -1755,15 +1768,14 @@ BEGIN
                     -- Up to there all were taken.
                     CASE WHEN k.place > k.upto THEN scheduler_taken_upto(v_queue, v_turn, k.upto)
                         ELSE coalesce(k.place, v_place) END AS place
-                FROM (SELECT) AS one
+                FROM rotation t
                 LEFT JOIN LATERAL (
                     SELECT k.place, k.upto FROM taken k WHERE k.queue = v_queue AND k.turn = v_turn
                     ORDER BY k.place DESC LIMIT 1) k ON true
-                WHERE v_is_planned AND v_is_calm
+                WHERE t.queue = v_queue AND t.turn = v_turn AND t.place = v_place
+                    AND v_is_planned AND v_is_calm
                     AND 2 * (coalesce(k.place, v_place) - v_place) <= v_planned - v_place
                     AND v_planned >= coalesce(k.place, v_place) + 8 * max_messages
-                    AND EXISTS (
-                        SELECT FROM rotation t WHERE t.queue = v_queue AND t.turn = v_turn AND t.place = v_place)
                     AND (SELECT true FROM signal s
                         WHERE s.queue = v_queue AND s.urgent = ANY ('{f, t}') AND s.xid >= v_from LIMIT 1) IS NULL
                     -- Who is still under way has told nothing yet, however much it wrote.
@@ -1773,7 +1785,7 @@ BEGIN
                             WHERE pg_visible_in_snapshot(o.xid, pg_current_snapshot())))
                         LIMIT 1) IS NULL
             ), held AS MATERIALIZED (
-                SELECT n.row, n.id, n.place, m.row = n.row AS is_same
+                SELECT n.row, n.id, n.place, s.place AS upto, m.row = n.row AS is_same
                 FROM state s
                 CROSS JOIN LATERAL (
                     SELECT e.rows[e.nth] AS row, e.ids[e.nth] AS id, e.channels[e.nth] AS channel,
@@ -1804,27 +1816,25 @@ BEGIN
             -- Those before the last one that were passed over are those that others have taken; or are about to take,
             -- or have just taken, where there were others. Else one is gone, or a user holds it, and the plan is no
             -- longer right. Nor is it where a user has just changed one, of which another version is locked then.
-            ), verdict AS MATERIALIZED (
-                SELECT b.place, CASE WHEN b.passed = 0 THEN b.place ELSE b.upto END AS upto, b.ids,
-                    b.messages = max_messages AND (b.passed = 0
-                        OR b.passed = scheduler_taken(v_queue, v_turn, b.upto, b.place)
-                        OR NOT pg_try_advisory_xact_lock(queue_key(v_queue))
-                        OR b.passed = scheduler_taken(v_queue, v_turn, b.upto, b.place)) AS is_good
-                FROM (
-                    SELECT array_agg(h.id) AS ids, count(*) FILTER (WHERE h.is_same) AS messages, max(h.place) AS place,
-                        (SELECT s.place FROM state s) AS upto,
-                        max(h.place) - (SELECT s.place FROM state s) - max_messages AS passed
-                    FROM held h) b
             ), noted AS (
                 INSERT INTO taken (queue, turn, place, upto, ids)
-                SELECT v_queue, v_turn, v.place, v.upto, v.ids FROM verdict v WHERE v.is_good
+                SELECT v_queue, v_turn, b.place, CASE WHEN b.passed = 0 THEN b.place ELSE b.upto END, b.ids
+                FROM (
+                    SELECT array_agg(h.id) AS ids, count(*) FILTER (WHERE h.is_same) AS messages, max(h.place) AS place,
+                        max(h.upto) AS upto, max(h.place) - max(h.upto) - max_messages AS passed
+                    FROM held h) b
+                WHERE b.messages = max_messages AND (b.passed = 0
+                    OR b.passed = scheduler_taken(v_queue, v_turn, b.upto, b.place)
+                    OR NOT pg_try_advisory_xact_lock(queue_key(v_queue))
+                    OR b.passed = scheduler_taken(v_queue, v_turn, b.upto, b.place))
+                RETURNING true AS is_good
             )
             -- The one join that is left switched on is a loop, here over held: in the order of places.
             UPDATE message m
             SET attempt = least(m.attempt, 2147483646) + 1, leased_until = v_until, leased_at = v_clock,
                 first_leased_at = coalesce(m.first_leased_at, v_clock), worker = v_worker, counted = NULL
             FROM held h
-            WHERE m.ctid = h.row AND (SELECT v.is_good FROM verdict v)
+            WHERE m.ctid = h.row AND (SELECT n.is_good FROM noted n)
             RETURNING m.id, m.channel, m.attempt, m.payload, m.body, m.state, m.error, m.dequeue_at, m.cost,
                 m.created_at, m.leased_until, m.key, m.forgiven, m.first_leased_at;
             IF FOUND THEN
@@ -2714,23 +2724,36 @@ LANGUAGE sql VOLATILE
 RETURN (0.5 + random() / 2) * least(coalesce(max_backoff, 3600),
     coalesce(backoff, queue_backoff, 1) * power(2, least(greatest(failures - 1, 0), 60)));
 
+-- Whether a transaction that began before the snapshot, and may have ended since, has changed a row or will have.
+--
+-- Called by row_is_held; takes no lock. A single expression, which costs little more than if it stood there itself.
+CREATE FUNCTION row_is_changed(place tid, xmax xid, snapshot pg_snapshot) RETURNS boolean
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+    RETURN CASE pg_xact_status((
+            pg_snapshot_xmax(snapshot)::text::bigint + age(pg_snapshot_xmax(snapshot)::xid) - age(xmax))::text::xid8)
+        WHEN 'in progress' THEN true
+        WHEN 'committed' THEN NOT is_there(place)
+        ELSE false END;
+END
+$$;
+
 -- Whether the transaction that locked or changed a row, its xmax, is under way, or has changed it since the snapshot.
 --
--- Called by message_dequeue and scheduler_serve_shares, into whose statements it is expanded: who passes over what
--- others take needn't touch it. To try to lock a row that was changed since the snapshot would lock what it has become,
--- which is somebody else's. An old xmax that is still there was a mere lock. Where several have locked a row, xmax is
--- no transaction, and this may be wrong while they do; a number that is far from those of transactions says nothing.
+-- Called by message_dequeue and scheduler_serve_shares, into whose statements it is expanded, and which prepare it for
+-- each call, so it is short: who passes over what others take needn't touch it. To try to lock a row that was changed
+-- since the snapshot would lock what it has become, which is somebody else's. An old xmax that is still there was a mere
+-- lock, and none is older than any. Where several have locked a row, xmax is no transaction, and this may be wrong while
+-- they do; a number that is far from those of transactions says nothing.
 -- Takes no lock.
 CREATE FUNCTION row_is_held(place tid, xmax xid, snapshot pg_snapshot) RETURNS boolean
 LANGUAGE sql VOLATILE
 RETURN CASE
-    WHEN xmax = '0'::xid OR age(xmax) > age(pg_snapshot_xmin(snapshot)::xid) THEN false
+    WHEN age(xmax) > age(pg_snapshot_xmin(snapshot)::xid) THEN false
     WHEN age(xmax) <= age(pg_snapshot_xmax(snapshot)::xid) THEN age(xmax) > -1000000
-    ELSE CASE pg_xact_status((
-            pg_snapshot_xmax(snapshot)::text::bigint + age(pg_snapshot_xmax(snapshot)::xid) - age(xmax))::text::xid8)
-        WHEN 'in progress' THEN true
-        WHEN 'committed' THEN NOT is_there(place)
-        ELSE false END
+    ELSE row_is_changed(place, xmax, snapshot)
     END;
 
 -- Brings the lanes of some channels up to date with what is known of these.

@@ -54,25 +54,12 @@ DECLARE
     v_now bigint;
     v_until timestamptz;
 BEGIN
-    IF v_queue IS NULL OR char_length(v_queue) NOT BETWEEN 1 AND 255 THEN
-        RAISE invalid_parameter_value USING MESSAGE = format('queue must have 1 to 255 characters, not %s',
-            coalesce(char_length(v_queue)::text, 'null'));
-    ELSIF max_messages IS NULL OR max_messages NOT BETWEEN 1 AND 10000 THEN
-        RAISE invalid_parameter_value USING MESSAGE = format('max_messages must be 1 to 10000, not %s',
-            coalesce(max_messages::text, 'null'));
-    ELSIF char_length(worker) > 255 THEN
-        RAISE invalid_parameter_value USING MESSAGE = format('worker must have at most 255 characters, not %s',
-            char_length(worker));
-    END IF;
-    -- Where a call for each message counts, so does a function call.
-    IF lease_seconds IS NULL OR NOT (lease_seconds >= 0.001 AND lease_seconds <= 315576000) THEN
-        PERFORM check_seconds('lease_seconds', lease_seconds, 0.001);
-    END IF;
-    IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
-        RAISE active_sql_transaction USING
-            MESSAGE = format('message_dequeue needs READ COMMITTED, this transaction is %s',
-                upper(current_setting('transaction_isolation'))),
-            HINT = 'Dequeue in a short transaction of its own.';
+    -- Where a call for each message counts, so does each condition.
+    IF (char_length(v_queue) BETWEEN 1 AND 255 AND max_messages BETWEEN 1 AND 10000
+        AND coalesce(char_length(v_worker) <= 255, true) AND lease_seconds BETWEEN 0.001 AND 315576000
+        AND current_setting('transaction_isolation') IN ('read committed', 'read uncommitted')) IS NOT TRUE
+    THEN
+        PERFORM dequeue_refuse(v_queue, max_messages, lease_seconds, v_worker);
     END IF;
 
     <<tries>>
@@ -107,15 +94,14 @@ BEGIN
                     -- Up to there all were taken.
                     CASE WHEN k.place > k.upto THEN scheduler_taken_upto(v_queue, v_turn, k.upto)
                         ELSE coalesce(k.place, v_place) END AS place
-                FROM (SELECT) AS one
+                FROM rotation t
                 LEFT JOIN LATERAL (
                     SELECT k.place, k.upto FROM taken k WHERE k.queue = v_queue AND k.turn = v_turn
                     ORDER BY k.place DESC LIMIT 1) k ON true
-                WHERE v_is_planned AND v_is_calm
+                WHERE t.queue = v_queue AND t.turn = v_turn AND t.place = v_place
+                    AND v_is_planned AND v_is_calm
                     AND 2 * (coalesce(k.place, v_place) - v_place) <= v_planned - v_place
                     AND v_planned >= coalesce(k.place, v_place) + 8 * max_messages
-                    AND EXISTS (
-                        SELECT FROM rotation t WHERE t.queue = v_queue AND t.turn = v_turn AND t.place = v_place)
                     AND (SELECT true FROM signal s
                         WHERE s.queue = v_queue AND s.urgent = ANY ('{f, t}') AND s.xid >= v_from LIMIT 1) IS NULL
                     -- Who is still under way has told nothing yet, however much it wrote.
@@ -125,7 +111,7 @@ BEGIN
                             WHERE pg_visible_in_snapshot(o.xid, pg_current_snapshot())))
                         LIMIT 1) IS NULL
             ), held AS MATERIALIZED (
-                SELECT n.row, n.id, n.place, m.row = n.row AS is_same
+                SELECT n.row, n.id, n.place, s.place AS upto, m.row = n.row AS is_same
                 FROM state s
                 CROSS JOIN LATERAL (
                     SELECT e.rows[e.nth] AS row, e.ids[e.nth] AS id, e.channels[e.nth] AS channel,
@@ -156,27 +142,25 @@ BEGIN
             -- Those before the last one that were passed over are those that others have taken; or are about to take,
             -- or have just taken, where there were others. Else one is gone, or a user holds it, and the plan is no
             -- longer right. Nor is it where a user has just changed one, of which another version is locked then.
-            ), verdict AS MATERIALIZED (
-                SELECT b.place, CASE WHEN b.passed = 0 THEN b.place ELSE b.upto END AS upto, b.ids,
-                    b.messages = max_messages AND (b.passed = 0
-                        OR b.passed = scheduler_taken(v_queue, v_turn, b.upto, b.place)
-                        OR NOT pg_try_advisory_xact_lock(queue_key(v_queue))
-                        OR b.passed = scheduler_taken(v_queue, v_turn, b.upto, b.place)) AS is_good
-                FROM (
-                    SELECT array_agg(h.id) AS ids, count(*) FILTER (WHERE h.is_same) AS messages, max(h.place) AS place,
-                        (SELECT s.place FROM state s) AS upto,
-                        max(h.place) - (SELECT s.place FROM state s) - max_messages AS passed
-                    FROM held h) b
             ), noted AS (
                 INSERT INTO taken (queue, turn, place, upto, ids)
-                SELECT v_queue, v_turn, v.place, v.upto, v.ids FROM verdict v WHERE v.is_good
+                SELECT v_queue, v_turn, b.place, CASE WHEN b.passed = 0 THEN b.place ELSE b.upto END, b.ids
+                FROM (
+                    SELECT array_agg(h.id) AS ids, count(*) FILTER (WHERE h.is_same) AS messages, max(h.place) AS place,
+                        max(h.upto) AS upto, max(h.place) - max(h.upto) - max_messages AS passed
+                    FROM held h) b
+                WHERE b.messages = max_messages AND (b.passed = 0
+                    OR b.passed = scheduler_taken(v_queue, v_turn, b.upto, b.place)
+                    OR NOT pg_try_advisory_xact_lock(queue_key(v_queue))
+                    OR b.passed = scheduler_taken(v_queue, v_turn, b.upto, b.place))
+                RETURNING true AS is_good
             )
             -- The one join that is left switched on is a loop, here over held: in the order of places.
             UPDATE message m
             SET attempt = least(m.attempt, 2147483646) + 1, leased_until = v_until, leased_at = v_clock,
                 first_leased_at = coalesce(m.first_leased_at, v_clock), worker = v_worker, counted = NULL
             FROM held h
-            WHERE m.ctid = h.row AND (SELECT v.is_good FROM verdict v)
+            WHERE m.ctid = h.row AND (SELECT n.is_good FROM noted n)
             RETURNING m.id, m.channel, m.attempt, m.payload, m.body, m.state, m.error, m.dequeue_at, m.cost,
                 m.created_at, m.leased_until, m.key, m.forgiven, m.first_leased_at;
             IF FOUND THEN

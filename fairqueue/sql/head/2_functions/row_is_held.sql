@@ -1,18 +1,15 @@
 -- Whether the transaction that locked or changed a row, its xmax, is under way, or has changed it since the snapshot.
 --
--- Called by message_dequeue and scheduler_serve_shares, into whose statements it is expanded: who passes over what
--- others take needn't touch it. To try to lock a row that was changed since the snapshot would lock what it has become,
--- which is somebody else's. An old xmax that is still there was a mere lock. Where several have locked a row, xmax is
--- no transaction, and this may be wrong while they do; a number that is far from those of transactions says nothing.
+-- Called by message_dequeue and scheduler_serve_shares, into whose statements it is expanded, and which prepare it for
+-- each call, so it is short: who passes over what others take needn't touch it. To try to lock a row that was changed
+-- since the snapshot would lock what it has become, which is somebody else's. An old xmax that is still there was a mere
+-- lock, and none is older than any. Where several have locked a row, xmax is no transaction, and this may be wrong while
+-- they do; a number that is far from those of transactions says nothing.
 -- Takes no lock.
 CREATE FUNCTION row_is_held(place tid, xmax xid, snapshot pg_snapshot) RETURNS boolean
 LANGUAGE sql VOLATILE
 RETURN CASE
-    WHEN xmax = '0'::xid OR age(xmax) > age(pg_snapshot_xmin(snapshot)::xid) THEN false
+    WHEN age(xmax) > age(pg_snapshot_xmin(snapshot)::xid) THEN false
     WHEN age(xmax) <= age(pg_snapshot_xmax(snapshot)::xid) THEN age(xmax) > -1000000
-    ELSE CASE pg_xact_status((
-            pg_snapshot_xmax(snapshot)::text::bigint + age(pg_snapshot_xmax(snapshot)::xid) - age(xmax))::text::xid8)
-        WHEN 'in progress' THEN true
-        WHEN 'committed' THEN NOT is_there(place)
-        ELSE false END
+    ELSE row_is_changed(place, xmax, snapshot)
     END;
