@@ -176,6 +176,7 @@ TAKEN = "messages taken from the plan"
     ("UPDATE fairqueue.plan SET tags = array_fill(-1::bigint, ARRAY[cardinality(tags)])", "a", OVERTAKEN),
     ("UPDATE fairqueue.taken SET turn = turn - 1", None, TAKEN),
     ("INSERT INTO fairqueue.taken SELECT queue, turn + 1, place, upto, ids FROM fairqueue.taken", None, TAKEN),
+    ("UPDATE fairqueue.taken SET upto = upto + 1", None, TAKEN),
 ])  # fmt: skip
 def test_what_is_wrong_about_a_plan_is_found_and_mended(
     session: Session, corruption: str, channel: str | None, problem: str

@@ -126,6 +126,38 @@ def test_an_old_transaction_slows_no_plan_down(raw: Raw, database_url: str) -> N
     old.execute("COMMIT")
 
 
+NEWS = """
+DO $$ BEGIN
+    FOR n IN 1..3000 LOOP
+        INSERT INTO fairqueue.message (channel) VALUES ('c1');
+        COMMIT;
+        PERFORM fairqueue.channel_set('c1', weight => 1 + n % 2);
+        COMMIT;
+    END LOOP;
+END $$
+"""
+
+
+def test_who_takes_from_a_plan_looks_at_no_news_that_was_read(raw: Raw, database_url: str) -> None:
+    """Of 6,000 transactions, all read; nor does a session that prepares its statements when vacuum has counted none."""
+    old, connection, fresh = raw(database_url), raw(database_url), raw(database_url)
+    old.autocommit = connection.autocommit = fresh.autocommit = True
+    without_autovacuum(connection)
+    connection.execute(PASSING, (50, 5000))
+    leases(connection, 1)
+    old.execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1")
+    connection.execute(NEWS)
+    while count(connection, "SELECT count(*) FROM fairqueue.signal"):
+        leases(connection, 100)
+    connection.execute("VACUUM fairqueue.signal")
+    leases(fresh, 1)
+    batches = "SELECT count(*) FROM fairqueue.taken"
+    before = count(connection, batches)
+    # They are 30; if it walked over all that was read, as PostgreSQL 14 to 16 might, 250.
+    assert buffers(fresh, 1) < 100
+    assert count(connection, batches) == before + 1
+
+
 def test_an_old_transaction_slows_no_news_down(raw: Raw, database_url: str) -> None:
     """Nor when more comes than is read in one go, while 36,000 messages of 300 channels pass."""
     old, connection = raw(database_url), raw(database_url)

@@ -515,7 +515,7 @@ CREATE INDEX stage_run ON stage (run);
 -- What dequeues took from plan without having the turn: one row a batch, until the next turn.
 --
 -- Written by message_dequeue, append-only, in the transaction that leases the messages, so that one that is rolled back
--- leaves nothing; deleted by scheduler_settle, within the turn.
+-- leaves nothing; deleted by scheduler_settle and queue_repair, within the turn.
 CREATE TABLE taken (
     queue  text      NOT NULL,
     -- That of the rotation at the time. What is of an earlier one is never looked at again.
@@ -1719,8 +1719,9 @@ DECLARE
     v_planned bigint;
     v_lane_tag bigint;
     v_lane_since bigint;
-    v_from xid8;
-    v_open xid8[];
+    -- The horizon of each kind, and behind it those that were under way.
+    v_news xid8[];
+    v_urgent xid8[];
     v_is_planned boolean;
     v_is_calm boolean;
     v_extend boolean;
@@ -1744,14 +1745,14 @@ BEGIN
                 v_now := unix_ms(v_clock);
                 v_until := v_clock + make_interval(secs => lease_seconds);
                 -- Calm: no lease that ran out, no lane that is due, and no limit.
-                SELECT t.turn, t.place, t.planned, t.lane_tag, t.lane_since, least(t.news_from, t.urgent_from),
-                    t.news_open || t.urgent_open, t.planned > t.place AND t.lane_tag IS NOT NULL,
+                SELECT t.turn, t.place, t.planned, t.lane_tag, t.lane_since, t.news_from || t.news_open,
+                    t.urgent_from || t.urgent_open, t.planned > t.place AND t.lane_tag IS NOT NULL,
                     t.max_concurrency IS NULL AND (t.paused_until <= v_now) IS NOT FALSE
                         AND t.lease_floor > v_clock AND t.lease_floor <= v_until
                         AND t.due_floor > v_now AND t.maintain_at > v_now AND t.clock - 1000 <= v_now
                         AND greatest(t.news_from, t.urgent_from) <= pg_snapshot_xmax(pg_current_snapshot()),
                     t.planned - t.place <= t.ahead AND t.ahead >= t.plan_at
-                INTO v_turn, v_place, v_planned, v_lane_tag, v_lane_since, v_from, v_open, v_is_planned, v_is_calm,
+                INTO v_turn, v_place, v_planned, v_lane_tag, v_lane_since, v_news, v_urgent, v_is_planned, v_is_calm,
                     v_extend
                 FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
                 EXIT tries WHEN v_look = 1 AND v_is_planned IS NOT TRUE;
@@ -1776,13 +1777,18 @@ BEGIN
                     AND v_is_planned AND v_is_calm
                     AND 2 * (coalesce(k.place, v_place) - v_place) <= v_planned - v_place
                     AND v_planned >= coalesce(k.place, v_place) + 8 * max_messages
-                    AND (SELECT true FROM signal s
-                        WHERE s.queue = v_queue AND s.urgent = ANY ('{f, t}') AND s.xid >= v_from LIMIT 1) IS NULL
-                    -- Who is still under way has told nothing yet, however much it wrote.
-                    AND (SELECT true FROM signal s
-                        WHERE s.queue = v_queue AND s.urgent = ANY ('{f, t}') AND s.xid = ANY (ARRAY(
-                            SELECT o.xid FROM unnest(v_open) AS o (xid)
-                            WHERE pg_visible_in_snapshot(o.xid, pg_current_snapshot())))
+                    -- No news: of either kind, from its horizon on, or of one that was under way then. Who still is has
+                    -- told nothing yet, however much it wrote. Each is looked for from where it would be.
+                    AND (SELECT true
+                        FROM unnest(v_news || v_urgent) WITH ORDINALITY AS o (xid, nth)
+                        CROSS JOIN LATERAL (
+                            SELECT FROM signal s
+                            WHERE s.queue = v_queue AND s.urgent = (o.nth > cardinality(v_news)) AND s.xid >= o.xid
+                                AND s.xid <= CASE WHEN o.nth IN (1, cardinality(v_news) + 1)
+                                    THEN '18446744073709551615' ELSE o.xid END
+                            LIMIT 1) s
+                        WHERE o.nth IN (1, cardinality(v_news) + 1)
+                            OR pg_visible_in_snapshot(o.xid, pg_current_snapshot())
                         LIMIT 1) IS NULL
             ), held AS MATERIALIZED (
                 SELECT n.row, n.id, n.place, s.place AS upto, m.row = n.row AS is_same
@@ -2340,6 +2346,11 @@ BEGIN
             SELECT k.queue, k.turn, x.id FROM taken k CROSS JOIN LATERAL unnest(k.ids) AS x (id)) k
             ON k.queue = p.queue AND k.turn = r.turn AND k.id = e.id
         WHERE p.place + e.nth - 1 > r.place
+    -- With how many messages were taken in all up to there.
+    ), batches AS MATERIALIZED (
+        SELECT k.queue, k.turn, k.place, k.upto,
+            sum(cardinality(k.ids)) OVER (PARTITION BY k.queue, k.turn ORDER BY k.place) AS messages
+        FROM taken k
     ), leases AS MATERIALIZED (
         SELECT m.id, m.queue, m.channel, m.leased_until, m.attempt, m.counted
         FROM message m WHERE m.leased_until IS NOT NULL AND (v_queue IS NULL OR m.queue = v_queue)
@@ -2388,6 +2399,12 @@ BEGIN
     SELECT k.queue, NULL, 'messages taken from the plan', format('in turn %s', r.turn), format('in turn %s', k.turn)
     FROM taken k LEFT JOIN rotations r ON r.queue = k.queue
     WHERE (v_queue IS NULL OR k.queue = v_queue) AND k.turn IS DISTINCT FROM r.turn
+    UNION ALL
+    SELECT r.queue, NULL, 'messages taken from the plan', format('%s up to place %s', k.upto - r.place, k.upto),
+        coalesce(u.messages, 0)::text
+    FROM batches k JOIN rotations r ON r.queue = k.queue AND r.turn = k.turn
+    LEFT JOIN batches u ON u.queue = k.queue AND u.turn = k.turn AND u.place = k.upto
+    WHERE coalesce(u.messages, 0) <> k.upto - r.place
     UNION ALL
     SELECT s.queue, s.channel, 'a signal that no dequeue will read',
         format('from %s on, or one of %s', CASE WHEN s.urgent THEN r.urgent_from ELSE r.news_from END,
@@ -3601,8 +3618,7 @@ BEGIN
                     SELECT FROM signal s WHERE s.queue = v_queue AND NOT s.urgent AND s.xid = o.xid LIMIT 1) s
                 WHERE o.xid <> ALL (ARRAY(SELECT pg_snapshot_xip(pg_current_snapshot()))))
             AS has_news,
-        EXISTS (SELECT FROM taken k WHERE k.queue = v_queue AND k.turn = t.turn) AS has_taken,
-        pg_current_snapshot() AS snapshot
+        EXISTS (SELECT FROM taken k WHERE k.queue = v_queue AND k.turn = t.turn) AS has_taken
     INTO v_state
     FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
     IF NOT FOUND THEN
@@ -3613,8 +3629,7 @@ BEGIN
         SELECT v_queue, 0, 0, 0, 0, '0', '{}', '0', '{}', 'infinity', 9223372036854775807, -1, '',
             q.max_concurrency, paused_until(q.paused, q.resume_at), 0, 0, v_now, 0, 0, 0, 0, plan_after(), NULL, NULL
         FROM (SELECT) AS one LEFT JOIN queue q ON q.name = v_queue
-        RETURNING t AS rotation, true AS has_urgent, true AS has_news, false AS has_taken,
-            pg_current_snapshot() AS snapshot INTO v_state;
+        RETURNING t AS rotation, true AS has_urgent, true AS has_news, false AS has_taken INTO v_state;
     END IF;
     IF v_state.has_taken THEN
         r := scheduler_settle(v_queue);
@@ -3638,15 +3653,6 @@ BEGIN
         v_written := false;
     END IF;
     v_reclaim := r.lease_floor <= v_clock;
-    -- Where one kind of news comes, the bounds of the other go on with it: message_dequeue looks for both from the lower
-    -- one on. There was none, so they are what a fold would lead to.
-    IF v_has_urgent AND NOT v_has_news THEN
-        r.news_from := pg_snapshot_xmax(v_state.snapshot);
-        r.news_open := ARRAY(SELECT pg_snapshot_xip(v_state.snapshot) UNION SELECT pg_current_xact_id());
-    ELSIF v_has_news AND NOT v_has_urgent THEN
-        r.urgent_from := pg_snapshot_xmax(v_state.snapshot);
-        r.urgent_open := ARRAY(SELECT pg_snapshot_xip(v_state.snapshot) UNION SELECT pg_current_xact_id());
-    END IF;
 
     -- Each round takes in some news, then serves. It is the last one, unless the batch comes out short.
     LOOP

@@ -1,7 +1,7 @@
 -- What dequeues took from plan without having the turn: one row a batch, until the next turn.
 --
 -- Written by message_dequeue, append-only, in the transaction that leases the messages, so that one that is rolled back
--- leaves nothing; deleted by scheduler_settle, within the turn.
+-- leaves nothing; deleted by scheduler_settle and queue_repair, within the turn.
 CREATE TABLE taken (
     queue  text      NOT NULL,
     -- That of the rotation at the time. What is of an earlier one is never looked at again.

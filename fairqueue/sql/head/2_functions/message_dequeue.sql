@@ -45,8 +45,9 @@ DECLARE
     v_planned bigint;
     v_lane_tag bigint;
     v_lane_since bigint;
-    v_from xid8;
-    v_open xid8[];
+    -- The horizon of each kind, and behind it those that were under way.
+    v_news xid8[];
+    v_urgent xid8[];
     v_is_planned boolean;
     v_is_calm boolean;
     v_extend boolean;
@@ -70,14 +71,14 @@ BEGIN
                 v_now := unix_ms(v_clock);
                 v_until := v_clock + make_interval(secs => lease_seconds);
                 -- Calm: no lease that ran out, no lane that is due, and no limit.
-                SELECT t.turn, t.place, t.planned, t.lane_tag, t.lane_since, least(t.news_from, t.urgent_from),
-                    t.news_open || t.urgent_open, t.planned > t.place AND t.lane_tag IS NOT NULL,
+                SELECT t.turn, t.place, t.planned, t.lane_tag, t.lane_since, t.news_from || t.news_open,
+                    t.urgent_from || t.urgent_open, t.planned > t.place AND t.lane_tag IS NOT NULL,
                     t.max_concurrency IS NULL AND (t.paused_until <= v_now) IS NOT FALSE
                         AND t.lease_floor > v_clock AND t.lease_floor <= v_until
                         AND t.due_floor > v_now AND t.maintain_at > v_now AND t.clock - 1000 <= v_now
                         AND greatest(t.news_from, t.urgent_from) <= pg_snapshot_xmax(pg_current_snapshot()),
                     t.planned - t.place <= t.ahead AND t.ahead >= t.plan_at
-                INTO v_turn, v_place, v_planned, v_lane_tag, v_lane_since, v_from, v_open, v_is_planned, v_is_calm,
+                INTO v_turn, v_place, v_planned, v_lane_tag, v_lane_since, v_news, v_urgent, v_is_planned, v_is_calm,
                     v_extend
                 FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
                 EXIT tries WHEN v_look = 1 AND v_is_planned IS NOT TRUE;
@@ -102,13 +103,18 @@ BEGIN
                     AND v_is_planned AND v_is_calm
                     AND 2 * (coalesce(k.place, v_place) - v_place) <= v_planned - v_place
                     AND v_planned >= coalesce(k.place, v_place) + 8 * max_messages
-                    AND (SELECT true FROM signal s
-                        WHERE s.queue = v_queue AND s.urgent = ANY ('{f, t}') AND s.xid >= v_from LIMIT 1) IS NULL
-                    -- Who is still under way has told nothing yet, however much it wrote.
-                    AND (SELECT true FROM signal s
-                        WHERE s.queue = v_queue AND s.urgent = ANY ('{f, t}') AND s.xid = ANY (ARRAY(
-                            SELECT o.xid FROM unnest(v_open) AS o (xid)
-                            WHERE pg_visible_in_snapshot(o.xid, pg_current_snapshot())))
+                    -- No news: of either kind, from its horizon on, or of one that was under way then. Who still is has
+                    -- told nothing yet, however much it wrote. Each is looked for from where it would be.
+                    AND (SELECT true
+                        FROM unnest(v_news || v_urgent) WITH ORDINALITY AS o (xid, nth)
+                        CROSS JOIN LATERAL (
+                            SELECT FROM signal s
+                            WHERE s.queue = v_queue AND s.urgent = (o.nth > cardinality(v_news)) AND s.xid >= o.xid
+                                AND s.xid <= CASE WHEN o.nth IN (1, cardinality(v_news) + 1)
+                                    THEN '18446744073709551615' ELSE o.xid END
+                            LIMIT 1) s
+                        WHERE o.nth IN (1, cardinality(v_news) + 1)
+                            OR pg_visible_in_snapshot(o.xid, pg_current_snapshot())
                         LIMIT 1) IS NULL
             ), held AS MATERIALIZED (
                 SELECT n.row, n.id, n.place, s.place AS upto, m.row = n.row AS is_same

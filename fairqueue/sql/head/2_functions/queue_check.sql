@@ -46,6 +46,11 @@ BEGIN
             SELECT k.queue, k.turn, x.id FROM taken k CROSS JOIN LATERAL unnest(k.ids) AS x (id)) k
             ON k.queue = p.queue AND k.turn = r.turn AND k.id = e.id
         WHERE p.place + e.nth - 1 > r.place
+    -- With how many messages were taken in all up to there.
+    ), batches AS MATERIALIZED (
+        SELECT k.queue, k.turn, k.place, k.upto,
+            sum(cardinality(k.ids)) OVER (PARTITION BY k.queue, k.turn ORDER BY k.place) AS messages
+        FROM taken k
     ), leases AS MATERIALIZED (
         SELECT m.id, m.queue, m.channel, m.leased_until, m.attempt, m.counted
         FROM message m WHERE m.leased_until IS NOT NULL AND (v_queue IS NULL OR m.queue = v_queue)
@@ -94,6 +99,12 @@ BEGIN
     SELECT k.queue, NULL, 'messages taken from the plan', format('in turn %s', r.turn), format('in turn %s', k.turn)
     FROM taken k LEFT JOIN rotations r ON r.queue = k.queue
     WHERE (v_queue IS NULL OR k.queue = v_queue) AND k.turn IS DISTINCT FROM r.turn
+    UNION ALL
+    SELECT r.queue, NULL, 'messages taken from the plan', format('%s up to place %s', k.upto - r.place, k.upto),
+        coalesce(u.messages, 0)::text
+    FROM batches k JOIN rotations r ON r.queue = k.queue AND r.turn = k.turn
+    LEFT JOIN batches u ON u.queue = k.queue AND u.turn = k.turn AND u.place = k.upto
+    WHERE coalesce(u.messages, 0) <> k.upto - r.place
     UNION ALL
     SELECT s.queue, s.channel, 'a signal that no dequeue will read',
         format('from %s on, or one of %s', CASE WHEN s.urgent THEN r.urgent_from ELSE r.news_from END,

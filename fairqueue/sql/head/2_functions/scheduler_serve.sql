@@ -82,8 +82,7 @@ BEGIN
                     SELECT FROM signal s WHERE s.queue = v_queue AND NOT s.urgent AND s.xid = o.xid LIMIT 1) s
                 WHERE o.xid <> ALL (ARRAY(SELECT pg_snapshot_xip(pg_current_snapshot()))))
             AS has_news,
-        EXISTS (SELECT FROM taken k WHERE k.queue = v_queue AND k.turn = t.turn) AS has_taken,
-        pg_current_snapshot() AS snapshot
+        EXISTS (SELECT FROM taken k WHERE k.queue = v_queue AND k.turn = t.turn) AS has_taken
     INTO v_state
     FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
     IF NOT FOUND THEN
@@ -94,8 +93,7 @@ BEGIN
         SELECT v_queue, 0, 0, 0, 0, '0', '{}', '0', '{}', 'infinity', 9223372036854775807, -1, '',
             q.max_concurrency, paused_until(q.paused, q.resume_at), 0, 0, v_now, 0, 0, 0, 0, plan_after(), NULL, NULL
         FROM (SELECT) AS one LEFT JOIN queue q ON q.name = v_queue
-        RETURNING t AS rotation, true AS has_urgent, true AS has_news, false AS has_taken,
-            pg_current_snapshot() AS snapshot INTO v_state;
+        RETURNING t AS rotation, true AS has_urgent, true AS has_news, false AS has_taken INTO v_state;
     END IF;
     IF v_state.has_taken THEN
         r := scheduler_settle(v_queue);
@@ -119,15 +117,6 @@ BEGIN
         v_written := false;
     END IF;
     v_reclaim := r.lease_floor <= v_clock;
-    -- Where one kind of news comes, the bounds of the other go on with it: message_dequeue looks for both from the lower
-    -- one on. There was none, so they are what a fold would lead to.
-    IF v_has_urgent AND NOT v_has_news THEN
-        r.news_from := pg_snapshot_xmax(v_state.snapshot);
-        r.news_open := ARRAY(SELECT pg_snapshot_xip(v_state.snapshot) UNION SELECT pg_current_xact_id());
-    ELSIF v_has_news AND NOT v_has_urgent THEN
-        r.urgent_from := pg_snapshot_xmax(v_state.snapshot);
-        r.urgent_open := ARRAY(SELECT pg_snapshot_xip(v_state.snapshot) UNION SELECT pg_current_xact_id());
-    END IF;
 
     -- Each round takes in some news, then serves. It is the last one, unless the batch comes out short.
     LOOP
