@@ -89,7 +89,7 @@ def run(names: Sequence[str], size: str, systems: Sequence[str], out: Path, cons
             failed += bench.failed
             result["pictures"] = draw(out, name, result["records"])
             save(out, name, result)
-            results = load(out, SCENARIOS, result["environment"])
+            results = load(out, SCENARIOS)
             write(out / PAGE, page(results, SCENARIOS, SYSTEMS))
             console.print(f"{name}: {result['seconds']:.0f} s, {out / name}.json", soft_wrap=True)
     return failed

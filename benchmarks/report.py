@@ -22,8 +22,6 @@ PAGE = "README.md"
 _WIDE = 8
 #: What is said of each scenario, not of the machine.
 _PASSING = ("time", "revision", "load before", "durable commit")
-#: Figures of two machines are not for one page.
-_MACHINE = ("processor", "cores", "memory")
 _WHOSE_GOALS = """\
 Goals are set for some of the cases: Dequeueing's for 1,000 channels, that of Growth for two sizes, those over peers for
 each one's best batch. What the others come to is in the tables, and isn't always as good. No goal covers CPU, or
@@ -39,11 +37,11 @@ $ make bench-full    # the sizes that the goals name, with Spark: three hours
 ```
 
 Either writes this page, its pictures, and the figures of all repetitions (JSON) into `docs/benchmarks/`, or where
-`OUT=` says. Absolute figures are those of the machine below; what can be compared is a ratio. Each ratio is the median
-of at least five pairs, measured by turns in the same run. Figures without a ratio may be of fewer runs: one of the
-other systems in Fairness and of Spark's report, three of the places in Peers. Scenarios were measured at different
-times and revisions; the line at the end of each says when. Server, consumers and producers share the machine.
-synchronous_commit is on, but where a scenario says otherwise."""
+`OUT=` says. What can be compared is a ratio: the median of at least five pairs, measured by turns in the same run.
+Figures without a ratio may be of fewer runs: one of the other systems in Fairness and of Spark's report, three of the
+places in Peers. Scenarios were measured at different times and revisions, and not all on the same machine, which the
+line at the end of each says: absolute figures of two of them are not for comparing. Server, consumers and producers
+share the machine. synchronous_commit is on, but where a scenario says otherwise."""
 
 
 def save(folder: Path, name: str, result: Mapping[str, Any]) -> None:
@@ -51,17 +49,12 @@ def save(folder: Path, name: str, result: Mapping[str, Any]) -> None:
     write(folder / f"{name}.json", json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def load(folder: Path, names: Iterable[str], here: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """The results that are there, of this run and of earlier ones on this machine."""
-    found = {
+def load(folder: Path, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """The results that are there, of this run and of earlier ones."""
+    return {
         name: json.loads((folder / f"{name}.json").read_text("utf-8"))
         for name in names
         if (folder / f"{name}.json").exists()
-    }
-    return {
-        name: result
-        for name, result in found.items()
-        if all(result["environment"][key] == here[key] for key in _MACHINE)
     }
 
 
@@ -296,8 +289,8 @@ def _how(name: str, result: Mapping[str, Any]) -> str:
     surroundings = result["environment"]
     return (
         f"*{result['size'].capitalize()} run, {surroundings['time']}, {result['seconds']:,.0f} s, revision"
-        f" {surroundings['revision']}, load {surroundings['load before']} before, a durable commit"
-        f" {surroundings['durable commit']}. [All figures]({name}.json)*"
+        f" {surroundings['revision']}, {surroundings['processor']}, load {surroundings['load before']} before,"
+        f" a durable commit {surroundings['durable commit']}. [All figures]({name}.json)*"
     )
 
 

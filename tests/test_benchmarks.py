@@ -184,6 +184,9 @@ def result_of(records: list[Record], surroundings: dict[str, str]) -> dict[str, 
     return {"size": "tiny", "seconds": 1.0, "environment": surroundings, "notes": [], "records": written}
 
 
+SURROUNDINGS: tuple[str, ...] = ("time", "revision", "load before", "durable commit", "processor")
+
+
 def test_the_page_says_which_goals_are_reached() -> None:
     def rate(batch: int, ours: list[float]) -> list[Record]:
         case, figure, of = {"batch": batch}, "rate", [100.0] * 3
@@ -195,7 +198,7 @@ def test_the_page_says_which_goals_are_reached() -> None:
         ]
 
     records = [*rate(1, [40.0, 60.0, 80.0]), *rate(10, [20.0, 30.0, 30.0])]
-    surroundings: dict[str, str] = dict.fromkeys(("time", "revision", "load before", "durable commit"), "1")
+    surroundings = dict.fromkeys(SURROUNDINGS, "1")
     text = page({"dequeueing": result_of(records, surroundings)}, SCENARIOS, {})
     assert (
         "| [Dequeueing](#dequeueing) | rate: fairqueue / limit | ≥ 0.5 | 0.300 to 0.600 | tiny | **1 of 2** |" in text
@@ -208,6 +211,16 @@ def test_the_page_says_which_goals_are_reached() -> None:
     text = page({"dequeueing": result_of([r for r in records if r.system != "blocks"], surroundings)}, SCENARIOS, {})
     assert "| batch | fairqueue | limit | fairqueue / limit |\n" in text
     assert "| 10 | 30 | 100 | **0.300** |\n" in text
+
+
+def test_the_page_says_on_which_machine_each_scenario_was_measured() -> None:
+    def on(processor: str) -> dict[str, Any]:
+        return result_of([], dict.fromkeys(SURROUNDINGS, "1") | {"processor": processor})
+
+    text = page({"dequeueing": on("fast"), "growth": on("slow"), "peers": on("fast")}, SCENARIOS, {})
+    assert "\ndequeueing, peers:\n\n|  |  |\n|---|---|\n| processor | fast |\n" in text
+    assert "\ngrowth:\n\n|  |  |\n|---|---|\n| processor | slow |\n" in text
+    assert [line for line in text.splitlines() if ", slow, load" in line and "growth.json" in line]
 
 
 class Scripted:
