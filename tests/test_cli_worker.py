@@ -268,7 +268,9 @@ def test_what_has_worked_is_tried_again_when_its_command_line_is_wrong(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As while a new release is being put in its place."""
-    monkeypatch.setattr(processes, "_FIRST_PAUSE", 0.001)
+    # It stops in the third pause, as the next process might be killed before it says anything.
+    pauses = iter((0.001, 0.001, 3600.0))
+    monkeypatch.setattr(processes, "_pause", lambda _: next(pauses))
     monkeypatch.setattr(processes, "_SETTLED", 0.05)
     first = f"test -e {tmp_path}/begun || {{ touch {tmp_path}/begun; sleep 0.1; exit 1; }}; exit 2"
     slot = processes._Slot(["sh", "-c", first])
