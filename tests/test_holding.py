@@ -14,6 +14,7 @@ from tests.taking import Ids, dequeue, finish
 
 LOCK = "SELECT FROM fairqueue.message FOR {}"
 CHANGE = "UPDATE fairqueue.message SET cost = 2"
+HELD = "SELECT fairqueue.row_is_held({}, {}, age(pg_snapshot_xmin(s)::xid), s) FROM (SELECT %s::pg_snapshot AS s) AS s"
 
 
 class Row:
@@ -27,7 +28,7 @@ class Row:
 
     def held(self, snapshot: object) -> object:
         """By the version that this snapshot sees, which is the only one that was not updated."""
-        query = "SELECT fairqueue.row_is_held(ctid, xmax, %s::pg_snapshot) FROM fairqueue.message"
+        query = HELD.format("m.ctid", "m.xmax") + ", fairqueue.message m"
         return value(self.watching, query, snapshot)
 
 
@@ -86,20 +87,19 @@ def test_several_have_locked_it(row: Row) -> None:
     for low, high in ((3, 3), (3, 10**6), (2**40 + 3, 2**41 + 3)):
         assert row.held(f"{low}:{high}:") in (True, False)
     # Where it can't even be one.
-    far = "SELECT fairqueue.row_is_held('(0,1)', '1500000000', pg_current_snapshot())"
-    assert value(row.watching, far) is False
+    assert value(row.watching, HELD.format("'(0,1)'", "'1500000000'"), row.snapshot()) is False
 
 
 #: row_is_held waits, when "held 42" asks, for whoever has lock 42.
 GATE = """
 ALTER FUNCTION fairqueue.row_is_held RENAME TO row_is_held_by_somebody;
-CREATE FUNCTION fairqueue.row_is_held(place tid, xmax xid, snapshot pg_snapshot) RETURNS boolean
+CREATE FUNCTION fairqueue.row_is_held(place tid, xmax xid, oldest integer, snapshot pg_snapshot) RETURNS boolean
 LANGUAGE plpgsql AS $$
 BEGIN
     IF current_setting('application_name') = 'held 42' THEN
         PERFORM pg_advisory_xact_lock_shared(42);
     END IF;
-    RETURN fairqueue.row_is_held_by_somebody(place, xmax, snapshot);
+    RETURN fairqueue.row_is_held_by_somebody(place, xmax, oldest, snapshot);
 END
 $$
 """

@@ -388,7 +388,7 @@ class TestFiles:
 
     def test_one_object_a_file_and_named_like_it(self) -> None:
         for file in sql_files():
-            created = re.findall(r"^CREATE (?:FUNCTION|TABLE|TRIGGER) (\w+)", file.read_text(), re.MULTILINE)
+            created = re.findall(r"^CREATE (?:FUNCTION|TABLE|TRIGGER|TYPE) (\w+)", file.read_text(), re.MULTILINE)
             assert created == [file.stem]
 
     def test_no_file_names_a_schema(self, raw: Raw, database_url: str) -> None:

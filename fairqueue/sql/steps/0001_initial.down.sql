@@ -8,8 +8,9 @@ BEGIN
     END LOOP;
 END
 $$;
--- They take or return a row of rotation.
-DROP FUNCTION scheduler_serve_shares, scheduler_settle;
+-- They take or return a row of rotation, or the type.
+DROP FUNCTION message_dequeue, scheduler_serve, scheduler_serve_shares, scheduler_settle;
+DROP TYPE leased_message;
 DROP TABLE channel, dead_message, dropped, feed, history, lane, load, message, plan, queue, rotation, signal, stage,
     taken;
 DROP FUNCTION channel_set,
@@ -45,7 +46,6 @@ DROP FUNCTION channel_set,
     message_create,
     message_create_many,
     message_defer,
-    message_dequeue,
     message_edit,
     message_ending,
     message_enter,
@@ -74,15 +74,15 @@ DROP FUNCTION channel_set,
     scheduler_bury,
     scheduler_extend,
     scheduler_fold,
+    scheduler_passed,
     scheduler_plan,
     scheduler_rebuild,
     scheduler_reclaim,
     scheduler_recount,
-    scheduler_serve,
     scheduler_sweep,
-    scheduler_taken,
     scheduler_taken_upto,
     scheduler_tidy,
+    scheduler_told,
     scheduler_turn,
     scheduler_unplan,
     scheduler_wake,

@@ -277,6 +277,27 @@ CREATE INDEX lane_ready ON lane (queue, tag, since) WHERE due = 0;
 CREATE INDEX lane_waiting ON lane (queue, due) WHERE due > 0;
 CREATE INDEX lane_idle ON lane (queue, tag) WHERE due IS NULL;
 
+-- What a dequeue returns of each message that it leased: the message as it is then.
+--
+-- Returned by message_dequeue, scheduler_serve and scheduler_serve_shares. A type, and not a table of each function's
+-- own, as PostgreSQL would read the columns of that anew for each call.
+CREATE TYPE leased_message AS (
+    id               bigint,
+    channel          text,
+    attempt          integer,
+    payload          jsonb,
+    body             bytea,
+    state            jsonb,
+    error            text,
+    dequeue_at       bigint,
+    cost             double precision,
+    created_at       timestamptz,
+    leased_until     timestamptz,
+    key              text,
+    forgiven         integer,
+    first_leased_at  timestamptz
+);
+
 -- What was loaded in bulk, so that loading the same again adds nothing: one row a load that has a name.
 --
 -- Written by load_enter, in the transaction that enters the messages. A job, or a part of one, is loaded once: its
@@ -1434,8 +1455,6 @@ SET plan_cache_mode = force_generic_plan
 SET jit = off
 SET enable_seqscan = off
 SET enable_bitmapscan = off
-SET enable_hashjoin = off
-SET enable_mergejoin = off
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -1446,7 +1465,8 @@ BEGIN
         SELECT * FROM lease_list(ids, attempts)
     ), done AS (
         DELETE FROM message m USING lease l
-        WHERE m.id BETWEEN l.id AND l.id AND m.attempt = l.attempt AND is_leased(m.leased_until)
+        -- No equality in it: with one there could be other joins than a loop over the leases.
+        WHERE m.id BETWEEN l.id AND l.id AND m.attempt BETWEEN l.attempt AND l.attempt AND is_leased(m.leased_until)
         RETURNING m.id, m.queue, m.channel, m.key, m.attempt, m.cost, m.worker, m.dequeue_at, m.created_at,
             m.first_leased_at, m.leased_at
     ), written AS (
@@ -1692,11 +1712,7 @@ REVOKE EXECUTE ON FUNCTION message_defer FROM PUBLIC;
 CREATE FUNCTION message_dequeue(
     queue text DEFAULT 'default', max_messages integer DEFAULT 1, lease_seconds double precision DEFAULT 30,
     worker text DEFAULT NULL
-) RETURNS TABLE (
-    id bigint, channel text, attempt integer, payload jsonb, body bytea, state jsonb, error text,
-    dequeue_at bigint, cost double precision, created_at timestamptz, leased_until timestamptz,
-    key text, forgiven integer, first_leased_at timestamptz
-)
+) RETURNS SETOF leased_message
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path FROM CURRENT
 -- One plan a session, found without statistics: planning anew took most of a call. Every access is by an index. These
@@ -1710,18 +1726,19 @@ SET enable_mergejoin = off
 AS $$
 #variable_conflict use_column
 DECLARE
-    v_queue CONSTANT text := $1;
-    v_worker CONSTANT text := $4;
-    -- Before anything is locked here.
-    v_wrote CONSTANT boolean := pg_current_xact_id_if_assigned() IS NOT NULL;
+    v_queue ALIAS FOR $1;
+    v_worker ALIAS FOR $4;
+    -- Whether the caller had written something before anything was locked here.
+    v_wrote boolean;
+    v_has_waited boolean;
+    v_is_again boolean;
     v_turn bigint;
     v_place bigint;
     v_planned bigint;
     v_lane_tag bigint;
     v_lane_since bigint;
-    -- The horizon of each kind, and behind it those that were under way.
-    v_news xid8[];
-    v_urgent xid8[];
+    v_news_from xid8;
+    v_urgent_from xid8;
     v_is_planned boolean;
     v_is_calm boolean;
     v_extend boolean;
@@ -1731,34 +1748,35 @@ DECLARE
 BEGIN
     -- Where a call for each message counts, so does each condition.
     IF (char_length(v_queue) BETWEEN 1 AND 255 AND max_messages BETWEEN 1 AND 10000
-        AND coalesce(char_length(v_worker) <= 255, true) AND lease_seconds BETWEEN 0.001 AND 315576000
+        AND (char_length(v_worker) > 255) IS NOT TRUE AND lease_seconds BETWEEN 0.001 AND 315576000
         AND current_setting('transaction_isolation') IN ('read committed', 'read uncommitted')) IS NOT TRUE
     THEN
         PERFORM dequeue_refuse(v_queue, max_messages, lease_seconds, v_worker);
     END IF;
 
     <<tries>>
-    FOR v_try IN 1..2 LOOP
+    LOOP
         BEGIN
-            FOR v_look IN 1..2 LOOP
+            LOOP
                 v_clock := clock();
                 v_now := unix_ms(v_clock);
                 v_until := v_clock + make_interval(secs => lease_seconds);
                 -- Calm: no lease that ran out, no lane that is due, and no limit.
-                SELECT t.turn, t.place, t.planned, t.lane_tag, t.lane_since, t.news_from || t.news_open,
-                    t.urgent_from || t.urgent_open, t.planned > t.place AND t.lane_tag IS NOT NULL,
+                SELECT coalesce(v_wrote, pg_current_xact_id_if_assigned() IS NOT NULL), t.turn, t.place, t.planned,
+                    t.lane_tag, t.lane_since, t.news_from, t.urgent_from, t.planned > t.place AND t.lane_tag IS NOT NULL,
                     t.max_concurrency IS NULL AND (t.paused_until <= v_now) IS NOT FALSE
                         AND t.lease_floor > v_clock AND t.lease_floor <= v_until
                         AND t.due_floor > v_now AND t.maintain_at > v_now AND t.clock - 1000 <= v_now
                         AND greatest(t.news_from, t.urgent_from) <= pg_snapshot_xmax(pg_current_snapshot()),
                     t.planned - t.place <= t.ahead AND t.ahead >= t.plan_at
-                INTO v_turn, v_place, v_planned, v_lane_tag, v_lane_since, v_news, v_urgent, v_is_planned, v_is_calm,
-                    v_extend
+                INTO v_wrote, v_turn, v_place, v_planned, v_lane_tag, v_lane_since, v_news_from, v_urgent_from,
+                    v_is_planned, v_is_calm, v_extend
                 FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
-                EXIT tries WHEN v_look = 1 AND v_is_planned IS NOT TRUE;
-                EXIT WHEN v_look = 2 OR pg_try_advisory_xact_lock_shared(queue_key(v_queue));
+                EXIT WHEN v_has_waited
+                    OR (v_is_planned IS TRUE AND pg_try_advisory_xact_lock_shared(queue_key(v_queue)));
                 -- Waits while somebody has the turn, or waits for it, after which all this is another.
-                EXIT tries WHEN NOT scheduler_turn(v_queue, true, v_wrote);
+                v_has_waited := v_is_planned IS TRUE AND scheduler_turn(v_queue, true, v_wrote);
+                EXIT tries WHEN NOT v_has_waited;
             END LOOP;
             RETURN QUERY
             -- Nothing, unless all that is wanted is at the head of the plan, and nothing else is to be done; nor if
@@ -1766,6 +1784,7 @@ BEGIN
             -- take leaves too little.
             WITH state AS MATERIALIZED (
                 SELECT coalesce(k.place, v_place) AS last, pg_current_snapshot() AS snapshot,
+                    age(pg_snapshot_xmin(pg_current_snapshot())::xid) AS oldest,
                     -- Up to there all were taken.
                     CASE WHEN k.place > k.upto THEN scheduler_taken_upto(v_queue, v_turn, k.upto)
                         ELSE coalesce(k.place, v_place) END AS place
@@ -1777,19 +1796,13 @@ BEGIN
                     AND v_is_planned AND v_is_calm
                     AND 2 * (coalesce(k.place, v_place) - v_place) <= v_planned - v_place
                     AND v_planned >= coalesce(k.place, v_place) + 8 * max_messages
-                    -- No news: of either kind, from its horizon on, or of one that was under way then. Who still is has
-                    -- told nothing yet, however much it wrote. Each is looked for from where it would be.
-                    AND (SELECT true
-                        FROM unnest(v_news || v_urgent) WITH ORDINALITY AS o (xid, nth)
-                        CROSS JOIN LATERAL (
-                            SELECT FROM signal s
-                            WHERE s.queue = v_queue AND s.urgent = (o.nth > cardinality(v_news)) AND s.xid >= o.xid
-                                AND s.xid <= CASE WHEN o.nth IN (1, cardinality(v_news) + 1)
-                                    THEN '18446744073709551615' ELSE o.xid END
-                            LIMIT 1) s
-                        WHERE o.nth IN (1, cardinality(v_news) + 1)
-                            OR pg_visible_in_snapshot(o.xid, pg_current_snapshot())
-                        LIMIT 1) IS NULL
+                    -- No news, of either kind.
+                    AND NOT EXISTS (
+                        SELECT FROM signal s WHERE s.queue = v_queue AND NOT s.urgent AND s.xid >= v_news_from)
+                    AND NOT EXISTS (
+                        SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid >= v_urgent_from)
+                    AND (t.news_open = '{}' OR NOT scheduler_told(v_queue, false, t.news_open))
+                    AND (t.urgent_open = '{}' OR NOT scheduler_told(v_queue, true, t.urgent_open))
             ), held AS MATERIALIZED (
                 SELECT n.row, n.id, n.place, s.place AS upto, m.row = n.row AS is_same
                 FROM state s
@@ -1798,7 +1811,7 @@ BEGIN
                         e.place + e.nth - 1 AS place, e.tags[e.nth] AS tag, e.sinces[e.nth] AS since
                     FROM (
                         -- One after the other, as far as they are needed; in FROM, all of a row would come first.
-                        SELECT p.*, generate_series(
+                        SELECT p.place, p.rows, p.ids, p.channels, p.tags, p.sinces, generate_series(
                             greatest(1, s.place - p.place + 2)::integer, cardinality(p.ids)) AS nth
                         FROM plan p
                         WHERE p.queue = v_queue AND p.place > s.place - 32
@@ -1808,14 +1821,14 @@ BEGIN
                                 SELECT FROM message m
                                 WHERE m.ctid = ANY (ARRAY[
                                         p.rows[1], p.rows[7], p.rows[14], p.rows[21], p.rows[cardinality(p.rows)]])
-                                    AND NOT row_is_held(m.ctid, m.xmax, s.snapshot)))
+                                    AND NOT row_is_held(m.ctid, m.xmax, s.oldest, s.snapshot)))
                         ORDER BY p.place) e) n
                 -- Locked one by one: a join might begin with all messages, where there seem to be few.
                 CROSS JOIN LATERAL (
                     SELECT m.ctid AS row FROM message m
                     WHERE m.ctid = n.row AND m.id = n.id AND m.queue = v_queue AND m.channel = n.channel
                         AND m.leased_until IS NULL AND m.dequeue_at <= v_now
-                        AND NOT row_is_held(m.ctid, m.xmax, s.snapshot)
+                        AND NOT row_is_held(m.ctid, m.xmax, s.oldest, s.snapshot)
                     FOR NO KEY UPDATE SKIP LOCKED) m
                 WHERE (n.tag, n.since) < (v_lane_tag, v_lane_since)
                 LIMIT max_messages
@@ -1826,13 +1839,11 @@ BEGIN
                 INSERT INTO taken (queue, turn, place, upto, ids)
                 SELECT v_queue, v_turn, b.place, CASE WHEN b.passed = 0 THEN b.place ELSE b.upto END, b.ids
                 FROM (
-                    SELECT array_agg(h.id) AS ids, count(*) FILTER (WHERE h.is_same) AS messages, max(h.place) AS place,
-                        max(h.upto) AS upto, max(h.place) - max(h.upto) - max_messages AS passed
+                    SELECT array_agg(h.id) FILTER (WHERE h.is_same) AS ids, max(h.place) AS place, max(h.upto) AS upto,
+                        max(h.place) - max(h.upto) - max_messages AS passed
                     FROM held h) b
-                WHERE b.messages = max_messages AND (b.passed = 0
-                    OR b.passed = scheduler_taken(v_queue, v_turn, b.upto, b.place)
-                    OR NOT pg_try_advisory_xact_lock(queue_key(v_queue))
-                    OR b.passed = scheduler_taken(v_queue, v_turn, b.upto, b.place))
+                WHERE cardinality(b.ids) = max_messages
+                    AND (b.passed = 0 OR scheduler_passed(v_queue, v_turn, b.upto, b.place, b.passed))
                 RETURNING true AS is_good
             )
             -- The one join that is left switched on is a loop, here over held: in the order of places.
@@ -1844,8 +1855,10 @@ BEGIN
             RETURNING m.id, m.channel, m.attempt, m.payload, m.body, m.state, m.error, m.dequeue_at, m.cost,
                 m.created_at, m.leased_until, m.key, m.forgiven, m.first_leased_at;
             IF FOUND THEN
-                IF v_extend AND pg_try_advisory_xact_lock(queue_key(v_queue, 2)) THEN
-                    PERFORM scheduler_extend(v_queue, v_now);
+                IF v_extend THEN
+                    IF pg_try_advisory_xact_lock(queue_key(v_queue, 2)) THEN
+                        PERFORM scheduler_extend(v_queue, v_now);
+                    END IF;
                 END IF;
                 RETURN;
             END IF;
@@ -1855,10 +1868,13 @@ BEGIN
         EXCEPTION WHEN SQLSTATE 'FQ000' THEN
             -- Nothing is locked any more. One of them waits for the turn, and the others behind it for shares, as the
             -- plan may then serve them side by side again.
-            EXIT WHEN pg_try_advisory_xact_lock(queue_key(v_queue, 1));
+            EXIT WHEN v_is_again OR pg_try_advisory_xact_lock(queue_key(v_queue, 1));
+            v_has_waited := false;
+            v_is_again := true;
         END;
     END LOOP;
-    RETURN QUERY SELECT * FROM scheduler_serve(v_queue, max_messages, lease_seconds, v_worker, v_wrote);
+    RETURN QUERY SELECT * FROM scheduler_serve(v_queue, max_messages, lease_seconds, v_worker,
+        coalesce(v_wrote, pg_current_xact_id_if_assigned() IS NOT NULL));
 END
 $$;
 
@@ -2741,19 +2757,22 @@ LANGUAGE sql VOLATILE
 RETURN (0.5 + random() / 2) * least(coalesce(max_backoff, 3600),
     coalesce(backoff, queue_backoff, 1) * power(2, least(greatest(failures - 1, 0), 60)));
 
--- Whether a transaction that began before the snapshot, and may have ended since, has changed a row or will have.
+-- Whether a transaction that may have ended since the snapshot, or began after it, has changed a row or will have.
 --
--- Called by row_is_held; takes no lock. A single expression, which costs little more than if it stood there itself.
+-- Called by row_is_held; takes no lock. A single expression, which costs little more than if it stood there itself. A
+-- number that is far from those of transactions says nothing.
 CREATE FUNCTION row_is_changed(place tid, xmax xid, snapshot pg_snapshot) RETURNS boolean
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 AS $$
 BEGIN
-    RETURN CASE pg_xact_status((
-            pg_snapshot_xmax(snapshot)::text::bigint + age(pg_snapshot_xmax(snapshot)::xid) - age(xmax))::text::xid8)
-        WHEN 'in progress' THEN true
-        WHEN 'committed' THEN NOT is_there(place)
-        ELSE false END;
+    RETURN CASE WHEN age(xmax) <= age(pg_snapshot_xmax(snapshot)::xid) THEN age(xmax) > -1000000
+        ELSE CASE pg_xact_status((
+                pg_snapshot_xmax(snapshot)::text::bigint + age(pg_snapshot_xmax(snapshot)::xid) - age(xmax))::text::xid8)
+            WHEN 'in progress' THEN true
+            WHEN 'committed' THEN NOT is_there(place)
+            ELSE false END
+        END;
 END
 $$;
 
@@ -2761,17 +2780,13 @@ $$;
 --
 -- Called by message_dequeue and scheduler_serve_shares, into whose statements it is expanded, and which prepare it for
 -- each call, so it is short: who passes over what others take needn't touch it. To try to lock a row that was changed
--- since the snapshot would lock what it has become, which is somebody else's. An old xmax that is still there was a mere
--- lock, and none is older than any. Where several have locked a row, xmax is no transaction, and this may be wrong while
--- they do; a number that is far from those of transactions says nothing.
+-- since the snapshot would lock what it has become, which is somebody else's. oldest is the age of the snapshot's xmin:
+-- an older xmax that is still there was a mere lock, and none is older than any. Where several have locked a row, xmax
+-- is no transaction, and this may be wrong while they do.
 -- Takes no lock.
-CREATE FUNCTION row_is_held(place tid, xmax xid, snapshot pg_snapshot) RETURNS boolean
+CREATE FUNCTION row_is_held(place tid, xmax xid, oldest integer, snapshot pg_snapshot) RETURNS boolean
 LANGUAGE sql VOLATILE
-RETURN CASE
-    WHEN age(xmax) > age(pg_snapshot_xmin(snapshot)::xid) THEN false
-    WHEN age(xmax) <= age(pg_snapshot_xmax(snapshot)::xid) THEN age(xmax) > -1000000
-    ELSE row_is_changed(place, xmax, snapshot)
-    END;
+RETURN CASE WHEN age(xmax) > oldest THEN false ELSE row_is_changed(place, xmax, snapshot) END;
 
 -- Brings the lanes of some channels up to date with what is known of these.
 --
@@ -3007,6 +3022,7 @@ DECLARE
     v_folded integer;
     v_late integer;
     v_last xid8;
+    v_under_way xid8[];
     v_channels text[];
     v_ats bigint[];
     v_ids bigint[];
@@ -3084,13 +3100,14 @@ BEGIN
     -- What was not visible to the statement above, and what it had no room for, is for the next fold. Its own
     -- transaction is always among these: it may go on to enqueue before it commits.
     more := v_folded = max_signals OR v_late = max_signals;
-    -- Never beyond what the snapshot tells of: who was under way there isn't on its list, and may be below this
-    -- transaction, whose own signals may be the last ones folded.
-    horizon := least(CASE WHEN v_folded = max_signals THEN v_last END, pg_snapshot_xmax(v_snapshot));
+    -- Never beyond what the snapshot tells of: who began after it isn't on its list. The horizon goes no farther than to
+    -- the first one under way that began after all that have told something: so in most cases the list is empty, and no
+    -- fold walks over what this one has read. On the list are those that began before.
+    v_under_way := ARRAY(SELECT x FROM pg_snapshot_xip(v_snapshot) AS x UNION SELECT v_xid ORDER BY 1);
+    horizon := least(CASE WHEN v_folded = max_signals THEN v_last END, pg_snapshot_xmax(v_snapshot), (
+        SELECT x FROM unnest(v_under_way) AS x WHERE x >= v_from AND (x > v_last) IS NOT FALSE LIMIT 1));
     open := ARRAY(
-        SELECT x FROM pg_snapshot_xip(v_snapshot) AS x WHERE x < horizon
-        UNION
-        SELECT v_xid
+        SELECT x FROM unnest(v_under_way) AS x WHERE x < horizon
         UNION
         SELECT x FROM unnest(v_open) AS x WHERE v_late = max_signals);
     -- Marked, if nobody holds it any more, it will signal its end; otherwise it is to be looked at again.
@@ -3125,6 +3142,37 @@ BEGIN
     FROM scheduler_activate(v_queue, coalesce(v_counted_from, v_turn), vtime, now_ms, v_channels, v_ats, v_ids,
         v_ended, v_running, false,
         v_activations) a;
+END
+$$;
+
+-- Whether the planned messages that a dequeue passed over, between two places, are those that others have taken.
+--
+-- Called by message_dequeue, which has a share in the turn, where it passed over some. Those that others are about to
+-- take, or have just taken, count too, where there are others. Else one is gone, or a user holds it, and the plan is no
+-- longer right.
+-- Locks: the queue's turn, where nobody else has a share.
+CREATE FUNCTION scheduler_passed(queue text, turn bigint, after_place bigint, before_place bigint, passed bigint)
+RETURNS boolean
+-- Each statement sees what is taken as it is now, not as the calling one does.
+LANGUAGE plpgsql VOLATILE
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+    FOR v_look IN 1..2 LOOP
+        IF passed = (
+            SELECT coalesce(sum(cardinality(k.ids)), 0)
+            FROM taken k
+            WHERE k.queue = $1 AND k.turn = $2 AND k.place > after_place AND k.place < before_place)
+        THEN
+            RETURN true;
+        END IF;
+        -- Whoever has the turn looks once more: others may have committed since.
+        EXIT WHEN v_look = 2;
+        IF NOT pg_try_advisory_xact_lock(queue_key($1)) THEN
+            RETURN true;
+        END IF;
+    END LOOP;
+    RETURN false;
 END
 $$;
 
@@ -3554,11 +3602,7 @@ $$;
 -- that somebody else holds is passed over.
 CREATE FUNCTION scheduler_serve(
     queue text, max_messages integer, lease_seconds double precision, worker text, wrote boolean
-) RETURNS TABLE (
-    id bigint, channel text, attempt integer, payload jsonb, body bytea, state jsonb, error text,
-    dequeue_at bigint, cost double precision, created_at timestamptz, leased_until timestamptz,
-    key text, forgiven integer, first_leased_at timestamptz
-)
+) RETURNS SETOF leased_message
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 AS $$
@@ -3604,20 +3648,9 @@ BEGIN
 
     SELECT t AS rotation,
         EXISTS (SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid >= t.urgent_from)
-            -- Of those that were under way: who still is has told nothing yet, however much it wrote.
-            OR EXISTS (
-                SELECT FROM unnest(t.urgent_open) AS o (xid)
-                CROSS JOIN LATERAL (
-                    SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid = o.xid LIMIT 1) s
-                WHERE o.xid <> ALL (ARRAY(SELECT pg_snapshot_xip(pg_current_snapshot()))))
-            AS has_urgent,
+            OR (t.urgent_open <> '{}' AND scheduler_told(v_queue, true, t.urgent_open)) AS has_urgent,
         EXISTS (SELECT FROM signal s WHERE s.queue = v_queue AND NOT s.urgent AND s.xid >= t.news_from)
-            OR EXISTS (
-                SELECT FROM unnest(t.news_open) AS o (xid)
-                CROSS JOIN LATERAL (
-                    SELECT FROM signal s WHERE s.queue = v_queue AND NOT s.urgent AND s.xid = o.xid LIMIT 1) s
-                WHERE o.xid <> ALL (ARRAY(SELECT pg_snapshot_xip(pg_current_snapshot()))))
-            AS has_news,
+            OR (t.news_open <> '{}' AND scheduler_told(v_queue, false, t.news_open)) AS has_news,
         EXISTS (SELECT FROM taken k WHERE k.queue = v_queue AND k.turn = t.turn) AS has_taken
     INTO v_state
     FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
@@ -3636,8 +3669,9 @@ BEGIN
     ELSE
         r := v_state.rotation;
     END IF;
-    v_has_urgent := v_state.has_urgent;
-    v_has_news := v_state.has_news;
+    -- Who takes from a plan looks each time at those that were under way: before the next plan, anew at who is now.
+    v_has_urgent := v_state.has_urgent OR (v_state.has_taken AND r.urgent_open <> '{}');
+    v_has_news := v_state.has_news OR (v_state.has_taken AND r.news_open <> '{}');
     IF greatest(r.news_from, r.urgent_from) > pg_snapshot_xmax(pg_current_snapshot()) THEN
         -- Restored from a dump of another server, whose transaction ids were ahead.
         r.news_from := '0';
@@ -4003,11 +4037,7 @@ $$;
 CREATE FUNCTION scheduler_serve_shares(
     r rotation, want integer, demand integer, lanes integer, bound_tag bigint, bound_since bigint, keep boolean,
     clock timestamptz, lease_end timestamptz, worker text
-) RETURNS TABLE (
-    id bigint, channel text, attempt integer, payload jsonb, body bytea, state jsonb, error text,
-    dequeue_at bigint, cost double precision, created_at timestamptz, leased_until timestamptz,
-    key text, forgiven integer, first_leased_at timestamptz
-)
+) RETURNS SETOF leased_message
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 AS $$
@@ -4040,7 +4070,7 @@ BEGIN
     ), shares AS (
         SELECT c.*, greatest(1, least(demand,
                 floor((min(c.level) OVER () - (c.tag - r.vtime)) / c.step + 0.000001) + 1))::integer AS share,
-            count(*) OVER () = lanes AS cut, pg_current_snapshot() AS snapshot,
+            count(*) OVER () = lanes AS cut, pg_current_snapshot() AS snapshot, age(pg_snapshot_xmin(pg_current_snapshot())::xid) AS oldest,
             first_value(c.tag) OVER w AS last_tag, first_value(c.since) OVER w AS last_since
         FROM levels c
         WINDOW w AS (ORDER BY c.tag DESC, c.since DESC)
@@ -4057,7 +4087,7 @@ BEGIN
         FROM shares s
         LEFT JOIN LATERAL (
             SELECT m.ctid AS row, m.id, m.dequeue_at, lane_step(m.cost, s.weight) AS step,
-                CASE WHEN row_is_held(m.ctid, m.xmax, s.snapshot) THEN
+                CASE WHEN row_is_held(m.ctid, m.xmax, s.oldest, s.snapshot) THEN
                     -- It may be this transaction that holds it, or somebody who doesn't mind.
                     NOT EXISTS (SELECT FROM message x WHERE x.ctid = m.ctid FOR NO KEY UPDATE SKIP LOCKED)
                 ELSE false END AS is_held
@@ -4320,21 +4350,6 @@ BEGIN
 END
 $$;
 
--- How many messages were taken from the plan between two places, as it is now, not as the calling statement sees it.
---
--- Called by message_dequeue; takes no lock.
-CREATE FUNCTION scheduler_taken(queue text, turn bigint, after_place bigint, before_place bigint) RETURNS bigint
-LANGUAGE plpgsql VOLATILE
-SET search_path FROM CURRENT
-AS $$
-BEGIN
-    RETURN (
-        SELECT coalesce(sum(cardinality(k.ids)), 0)
-        FROM taken k
-        WHERE k.queue = $1 AND k.turn = $2 AND k.place > $3 AND k.place < $4);
-END
-$$;
-
 -- The place up to which all that is planned was taken, beyond one for which that is known.
 --
 -- Called by message_dequeue; takes no lock. Where those who took something went past each other, what each took has to
@@ -4406,6 +4421,23 @@ BEGIN
         vtime := 0;
         idle_floor := -1;
     END IF;
+END
+$$;
+
+-- Whether one of the transactions that were under way when signals of a kind were last read has told something since.
+--
+-- Called by message_dequeue and scheduler_serve, into whose snapshot it looks; takes no lock. Who still is under way has
+-- told nothing yet, however much it wrote. Each is looked for by itself: what lies between them has been read.
+CREATE FUNCTION scheduler_told(queue text, is_urgent boolean, open xid8[]) RETURNS boolean
+LANGUAGE plpgsql STABLE
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+    RETURN EXISTS (
+        SELECT FROM unnest(open) AS o (xid)
+        CROSS JOIN LATERAL (
+            SELECT FROM signal s WHERE s.queue = $1 AND s.urgent = is_urgent AND s.xid = o.xid LIMIT 1) s
+        WHERE pg_visible_in_snapshot(o.xid, pg_current_snapshot()));
 END
 $$;
 

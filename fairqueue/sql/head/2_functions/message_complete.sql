@@ -11,8 +11,6 @@ SET plan_cache_mode = force_generic_plan
 SET jit = off
 SET enable_seqscan = off
 SET enable_bitmapscan = off
-SET enable_hashjoin = off
-SET enable_mergejoin = off
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -23,7 +21,8 @@ BEGIN
         SELECT * FROM lease_list(ids, attempts)
     ), done AS (
         DELETE FROM message m USING lease l
-        WHERE m.id BETWEEN l.id AND l.id AND m.attempt = l.attempt AND is_leased(m.leased_until)
+        -- No equality in it: with one there could be other joins than a loop over the leases.
+        WHERE m.id BETWEEN l.id AND l.id AND m.attempt BETWEEN l.attempt AND l.attempt AND is_leased(m.leased_until)
         RETURNING m.id, m.queue, m.channel, m.key, m.attempt, m.cost, m.worker, m.dequeue_at, m.created_at,
             m.first_leased_at, m.leased_at
     ), written AS (

@@ -18,11 +18,7 @@
 CREATE FUNCTION message_dequeue(
     queue text DEFAULT 'default', max_messages integer DEFAULT 1, lease_seconds double precision DEFAULT 30,
     worker text DEFAULT NULL
-) RETURNS TABLE (
-    id bigint, channel text, attempt integer, payload jsonb, body bytea, state jsonb, error text,
-    dequeue_at bigint, cost double precision, created_at timestamptz, leased_until timestamptz,
-    key text, forgiven integer, first_leased_at timestamptz
-)
+) RETURNS SETOF leased_message
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path FROM CURRENT
 -- One plan a session, found without statistics: planning anew took most of a call. Every access is by an index. These
@@ -36,18 +32,19 @@ SET enable_mergejoin = off
 AS $$
 #variable_conflict use_column
 DECLARE
-    v_queue CONSTANT text := $1;
-    v_worker CONSTANT text := $4;
-    -- Before anything is locked here.
-    v_wrote CONSTANT boolean := pg_current_xact_id_if_assigned() IS NOT NULL;
+    v_queue ALIAS FOR $1;
+    v_worker ALIAS FOR $4;
+    -- Whether the caller had written something before anything was locked here.
+    v_wrote boolean;
+    v_has_waited boolean;
+    v_is_again boolean;
     v_turn bigint;
     v_place bigint;
     v_planned bigint;
     v_lane_tag bigint;
     v_lane_since bigint;
-    -- The horizon of each kind, and behind it those that were under way.
-    v_news xid8[];
-    v_urgent xid8[];
+    v_news_from xid8;
+    v_urgent_from xid8;
     v_is_planned boolean;
     v_is_calm boolean;
     v_extend boolean;
@@ -57,34 +54,35 @@ DECLARE
 BEGIN
     -- Where a call for each message counts, so does each condition.
     IF (char_length(v_queue) BETWEEN 1 AND 255 AND max_messages BETWEEN 1 AND 10000
-        AND coalesce(char_length(v_worker) <= 255, true) AND lease_seconds BETWEEN 0.001 AND 315576000
+        AND (char_length(v_worker) > 255) IS NOT TRUE AND lease_seconds BETWEEN 0.001 AND 315576000
         AND current_setting('transaction_isolation') IN ('read committed', 'read uncommitted')) IS NOT TRUE
     THEN
         PERFORM dequeue_refuse(v_queue, max_messages, lease_seconds, v_worker);
     END IF;
 
     <<tries>>
-    FOR v_try IN 1..2 LOOP
+    LOOP
         BEGIN
-            FOR v_look IN 1..2 LOOP
+            LOOP
                 v_clock := clock();
                 v_now := unix_ms(v_clock);
                 v_until := v_clock + make_interval(secs => lease_seconds);
                 -- Calm: no lease that ran out, no lane that is due, and no limit.
-                SELECT t.turn, t.place, t.planned, t.lane_tag, t.lane_since, t.news_from || t.news_open,
-                    t.urgent_from || t.urgent_open, t.planned > t.place AND t.lane_tag IS NOT NULL,
+                SELECT coalesce(v_wrote, pg_current_xact_id_if_assigned() IS NOT NULL), t.turn, t.place, t.planned,
+                    t.lane_tag, t.lane_since, t.news_from, t.urgent_from, t.planned > t.place AND t.lane_tag IS NOT NULL,
                     t.max_concurrency IS NULL AND (t.paused_until <= v_now) IS NOT FALSE
                         AND t.lease_floor > v_clock AND t.lease_floor <= v_until
                         AND t.due_floor > v_now AND t.maintain_at > v_now AND t.clock - 1000 <= v_now
                         AND greatest(t.news_from, t.urgent_from) <= pg_snapshot_xmax(pg_current_snapshot()),
                     t.planned - t.place <= t.ahead AND t.ahead >= t.plan_at
-                INTO v_turn, v_place, v_planned, v_lane_tag, v_lane_since, v_news, v_urgent, v_is_planned, v_is_calm,
-                    v_extend
+                INTO v_wrote, v_turn, v_place, v_planned, v_lane_tag, v_lane_since, v_news_from, v_urgent_from,
+                    v_is_planned, v_is_calm, v_extend
                 FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
-                EXIT tries WHEN v_look = 1 AND v_is_planned IS NOT TRUE;
-                EXIT WHEN v_look = 2 OR pg_try_advisory_xact_lock_shared(queue_key(v_queue));
+                EXIT WHEN v_has_waited
+                    OR (v_is_planned IS TRUE AND pg_try_advisory_xact_lock_shared(queue_key(v_queue)));
                 -- Waits while somebody has the turn, or waits for it, after which all this is another.
-                EXIT tries WHEN NOT scheduler_turn(v_queue, true, v_wrote);
+                v_has_waited := v_is_planned IS TRUE AND scheduler_turn(v_queue, true, v_wrote);
+                EXIT tries WHEN NOT v_has_waited;
             END LOOP;
             RETURN QUERY
             -- Nothing, unless all that is wanted is at the head of the plan, and nothing else is to be done; nor if
@@ -92,6 +90,7 @@ BEGIN
             -- take leaves too little.
             WITH state AS MATERIALIZED (
                 SELECT coalesce(k.place, v_place) AS last, pg_current_snapshot() AS snapshot,
+                    age(pg_snapshot_xmin(pg_current_snapshot())::xid) AS oldest,
                     -- Up to there all were taken.
                     CASE WHEN k.place > k.upto THEN scheduler_taken_upto(v_queue, v_turn, k.upto)
                         ELSE coalesce(k.place, v_place) END AS place
@@ -103,19 +102,13 @@ BEGIN
                     AND v_is_planned AND v_is_calm
                     AND 2 * (coalesce(k.place, v_place) - v_place) <= v_planned - v_place
                     AND v_planned >= coalesce(k.place, v_place) + 8 * max_messages
-                    -- No news: of either kind, from its horizon on, or of one that was under way then. Who still is has
-                    -- told nothing yet, however much it wrote. Each is looked for from where it would be.
-                    AND (SELECT true
-                        FROM unnest(v_news || v_urgent) WITH ORDINALITY AS o (xid, nth)
-                        CROSS JOIN LATERAL (
-                            SELECT FROM signal s
-                            WHERE s.queue = v_queue AND s.urgent = (o.nth > cardinality(v_news)) AND s.xid >= o.xid
-                                AND s.xid <= CASE WHEN o.nth IN (1, cardinality(v_news) + 1)
-                                    THEN '18446744073709551615' ELSE o.xid END
-                            LIMIT 1) s
-                        WHERE o.nth IN (1, cardinality(v_news) + 1)
-                            OR pg_visible_in_snapshot(o.xid, pg_current_snapshot())
-                        LIMIT 1) IS NULL
+                    -- No news, of either kind.
+                    AND NOT EXISTS (
+                        SELECT FROM signal s WHERE s.queue = v_queue AND NOT s.urgent AND s.xid >= v_news_from)
+                    AND NOT EXISTS (
+                        SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid >= v_urgent_from)
+                    AND (t.news_open = '{}' OR NOT scheduler_told(v_queue, false, t.news_open))
+                    AND (t.urgent_open = '{}' OR NOT scheduler_told(v_queue, true, t.urgent_open))
             ), held AS MATERIALIZED (
                 SELECT n.row, n.id, n.place, s.place AS upto, m.row = n.row AS is_same
                 FROM state s
@@ -124,7 +117,7 @@ BEGIN
                         e.place + e.nth - 1 AS place, e.tags[e.nth] AS tag, e.sinces[e.nth] AS since
                     FROM (
                         -- One after the other, as far as they are needed; in FROM, all of a row would come first.
-                        SELECT p.*, generate_series(
+                        SELECT p.place, p.rows, p.ids, p.channels, p.tags, p.sinces, generate_series(
                             greatest(1, s.place - p.place + 2)::integer, cardinality(p.ids)) AS nth
                         FROM plan p
                         WHERE p.queue = v_queue AND p.place > s.place - 32
@@ -134,14 +127,14 @@ BEGIN
                                 SELECT FROM message m
                                 WHERE m.ctid = ANY (ARRAY[
                                         p.rows[1], p.rows[7], p.rows[14], p.rows[21], p.rows[cardinality(p.rows)]])
-                                    AND NOT row_is_held(m.ctid, m.xmax, s.snapshot)))
+                                    AND NOT row_is_held(m.ctid, m.xmax, s.oldest, s.snapshot)))
                         ORDER BY p.place) e) n
                 -- Locked one by one: a join might begin with all messages, where there seem to be few.
                 CROSS JOIN LATERAL (
                     SELECT m.ctid AS row FROM message m
                     WHERE m.ctid = n.row AND m.id = n.id AND m.queue = v_queue AND m.channel = n.channel
                         AND m.leased_until IS NULL AND m.dequeue_at <= v_now
-                        AND NOT row_is_held(m.ctid, m.xmax, s.snapshot)
+                        AND NOT row_is_held(m.ctid, m.xmax, s.oldest, s.snapshot)
                     FOR NO KEY UPDATE SKIP LOCKED) m
                 WHERE (n.tag, n.since) < (v_lane_tag, v_lane_since)
                 LIMIT max_messages
@@ -152,13 +145,11 @@ BEGIN
                 INSERT INTO taken (queue, turn, place, upto, ids)
                 SELECT v_queue, v_turn, b.place, CASE WHEN b.passed = 0 THEN b.place ELSE b.upto END, b.ids
                 FROM (
-                    SELECT array_agg(h.id) AS ids, count(*) FILTER (WHERE h.is_same) AS messages, max(h.place) AS place,
-                        max(h.upto) AS upto, max(h.place) - max(h.upto) - max_messages AS passed
+                    SELECT array_agg(h.id) FILTER (WHERE h.is_same) AS ids, max(h.place) AS place, max(h.upto) AS upto,
+                        max(h.place) - max(h.upto) - max_messages AS passed
                     FROM held h) b
-                WHERE b.messages = max_messages AND (b.passed = 0
-                    OR b.passed = scheduler_taken(v_queue, v_turn, b.upto, b.place)
-                    OR NOT pg_try_advisory_xact_lock(queue_key(v_queue))
-                    OR b.passed = scheduler_taken(v_queue, v_turn, b.upto, b.place))
+                WHERE cardinality(b.ids) = max_messages
+                    AND (b.passed = 0 OR scheduler_passed(v_queue, v_turn, b.upto, b.place, b.passed))
                 RETURNING true AS is_good
             )
             -- The one join that is left switched on is a loop, here over held: in the order of places.
@@ -170,8 +161,10 @@ BEGIN
             RETURNING m.id, m.channel, m.attempt, m.payload, m.body, m.state, m.error, m.dequeue_at, m.cost,
                 m.created_at, m.leased_until, m.key, m.forgiven, m.first_leased_at;
             IF FOUND THEN
-                IF v_extend AND pg_try_advisory_xact_lock(queue_key(v_queue, 2)) THEN
-                    PERFORM scheduler_extend(v_queue, v_now);
+                IF v_extend THEN
+                    IF pg_try_advisory_xact_lock(queue_key(v_queue, 2)) THEN
+                        PERFORM scheduler_extend(v_queue, v_now);
+                    END IF;
                 END IF;
                 RETURN;
             END IF;
@@ -181,10 +174,13 @@ BEGIN
         EXCEPTION WHEN SQLSTATE 'FQ000' THEN
             -- Nothing is locked any more. One of them waits for the turn, and the others behind it for shares, as the
             -- plan may then serve them side by side again.
-            EXIT WHEN pg_try_advisory_xact_lock(queue_key(v_queue, 1));
+            EXIT WHEN v_is_again OR pg_try_advisory_xact_lock(queue_key(v_queue, 1));
+            v_has_waited := false;
+            v_is_again := true;
         END;
     END LOOP;
-    RETURN QUERY SELECT * FROM scheduler_serve(v_queue, max_messages, lease_seconds, v_worker, v_wrote);
+    RETURN QUERY SELECT * FROM scheduler_serve(v_queue, max_messages, lease_seconds, v_worker,
+        coalesce(v_wrote, pg_current_xact_id_if_assigned() IS NOT NULL));
 END
 $$;
 

@@ -38,6 +38,7 @@ DECLARE
     v_folded integer;
     v_late integer;
     v_last xid8;
+    v_under_way xid8[];
     v_channels text[];
     v_ats bigint[];
     v_ids bigint[];
@@ -115,13 +116,14 @@ BEGIN
     -- What was not visible to the statement above, and what it had no room for, is for the next fold. Its own
     -- transaction is always among these: it may go on to enqueue before it commits.
     more := v_folded = max_signals OR v_late = max_signals;
-    -- Never beyond what the snapshot tells of: who was under way there isn't on its list, and may be below this
-    -- transaction, whose own signals may be the last ones folded.
-    horizon := least(CASE WHEN v_folded = max_signals THEN v_last END, pg_snapshot_xmax(v_snapshot));
+    -- Never beyond what the snapshot tells of: who began after it isn't on its list. The horizon goes no farther than to
+    -- the first one under way that began after all that have told something: so in most cases the list is empty, and no
+    -- fold walks over what this one has read. On the list are those that began before.
+    v_under_way := ARRAY(SELECT x FROM pg_snapshot_xip(v_snapshot) AS x UNION SELECT v_xid ORDER BY 1);
+    horizon := least(CASE WHEN v_folded = max_signals THEN v_last END, pg_snapshot_xmax(v_snapshot), (
+        SELECT x FROM unnest(v_under_way) AS x WHERE x >= v_from AND (x > v_last) IS NOT FALSE LIMIT 1));
     open := ARRAY(
-        SELECT x FROM pg_snapshot_xip(v_snapshot) AS x WHERE x < horizon
-        UNION
-        SELECT v_xid
+        SELECT x FROM unnest(v_under_way) AS x WHERE x < horizon
         UNION
         SELECT x FROM unnest(v_open) AS x WHERE v_late = max_signals);
     -- Marked, if nobody holds it any more, it will signal its end; otherwise it is to be looked at again.

@@ -18,11 +18,7 @@
 -- that somebody else holds is passed over.
 CREATE FUNCTION scheduler_serve(
     queue text, max_messages integer, lease_seconds double precision, worker text, wrote boolean
-) RETURNS TABLE (
-    id bigint, channel text, attempt integer, payload jsonb, body bytea, state jsonb, error text,
-    dequeue_at bigint, cost double precision, created_at timestamptz, leased_until timestamptz,
-    key text, forgiven integer, first_leased_at timestamptz
-)
+) RETURNS SETOF leased_message
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 AS $$
@@ -68,20 +64,9 @@ BEGIN
 
     SELECT t AS rotation,
         EXISTS (SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid >= t.urgent_from)
-            -- Of those that were under way: who still is has told nothing yet, however much it wrote.
-            OR EXISTS (
-                SELECT FROM unnest(t.urgent_open) AS o (xid)
-                CROSS JOIN LATERAL (
-                    SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid = o.xid LIMIT 1) s
-                WHERE o.xid <> ALL (ARRAY(SELECT pg_snapshot_xip(pg_current_snapshot()))))
-            AS has_urgent,
+            OR (t.urgent_open <> '{}' AND scheduler_told(v_queue, true, t.urgent_open)) AS has_urgent,
         EXISTS (SELECT FROM signal s WHERE s.queue = v_queue AND NOT s.urgent AND s.xid >= t.news_from)
-            OR EXISTS (
-                SELECT FROM unnest(t.news_open) AS o (xid)
-                CROSS JOIN LATERAL (
-                    SELECT FROM signal s WHERE s.queue = v_queue AND NOT s.urgent AND s.xid = o.xid LIMIT 1) s
-                WHERE o.xid <> ALL (ARRAY(SELECT pg_snapshot_xip(pg_current_snapshot()))))
-            AS has_news,
+            OR (t.news_open <> '{}' AND scheduler_told(v_queue, false, t.news_open)) AS has_news,
         EXISTS (SELECT FROM taken k WHERE k.queue = v_queue AND k.turn = t.turn) AS has_taken
     INTO v_state
     FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
@@ -100,8 +85,9 @@ BEGIN
     ELSE
         r := v_state.rotation;
     END IF;
-    v_has_urgent := v_state.has_urgent;
-    v_has_news := v_state.has_news;
+    -- Who takes from a plan looks each time at those that were under way: before the next plan, anew at who is now.
+    v_has_urgent := v_state.has_urgent OR (v_state.has_taken AND r.urgent_open <> '{}');
+    v_has_news := v_state.has_news OR (v_state.has_taken AND r.news_open <> '{}');
     IF greatest(r.news_from, r.urgent_from) > pg_snapshot_xmax(pg_current_snapshot()) THEN
         -- Restored from a dump of another server, whose transaction ids were ahead.
         r.news_from := '0';

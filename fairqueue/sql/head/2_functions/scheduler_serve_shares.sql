@@ -11,11 +11,7 @@
 CREATE FUNCTION scheduler_serve_shares(
     r rotation, want integer, demand integer, lanes integer, bound_tag bigint, bound_since bigint, keep boolean,
     clock timestamptz, lease_end timestamptz, worker text
-) RETURNS TABLE (
-    id bigint, channel text, attempt integer, payload jsonb, body bytea, state jsonb, error text,
-    dequeue_at bigint, cost double precision, created_at timestamptz, leased_until timestamptz,
-    key text, forgiven integer, first_leased_at timestamptz
-)
+) RETURNS SETOF leased_message
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 AS $$
@@ -48,7 +44,7 @@ BEGIN
     ), shares AS (
         SELECT c.*, greatest(1, least(demand,
                 floor((min(c.level) OVER () - (c.tag - r.vtime)) / c.step + 0.000001) + 1))::integer AS share,
-            count(*) OVER () = lanes AS cut, pg_current_snapshot() AS snapshot,
+            count(*) OVER () = lanes AS cut, pg_current_snapshot() AS snapshot, age(pg_snapshot_xmin(pg_current_snapshot())::xid) AS oldest,
             first_value(c.tag) OVER w AS last_tag, first_value(c.since) OVER w AS last_since
         FROM levels c
         WINDOW w AS (ORDER BY c.tag DESC, c.since DESC)
@@ -65,7 +61,7 @@ BEGIN
         FROM shares s
         LEFT JOIN LATERAL (
             SELECT m.ctid AS row, m.id, m.dequeue_at, lane_step(m.cost, s.weight) AS step,
-                CASE WHEN row_is_held(m.ctid, m.xmax, s.snapshot) THEN
+                CASE WHEN row_is_held(m.ctid, m.xmax, s.oldest, s.snapshot) THEN
                     -- It may be this transaction that holds it, or somebody who doesn't mind.
                     NOT EXISTS (SELECT FROM message x WHERE x.ctid = m.ctid FOR NO KEY UPDATE SKIP LOCKED)
                 ELSE false END AS is_held
