@@ -180,54 +180,6 @@ def test_a_channel_whose_turn_comes_within_the_batch(
     finish(session, workers, done, served)
 
 
-def news_of_each_kind(session: Session, waiting: str) -> Ids:
-    """All of them have been read, and much is planned: what was served meanwhile.
-
-    Of who is late now, nothing but the news of the kind ``waiting`` is awaited: as if the transaction had come to its
-    end before the others were read.
-    """
-    put(session, "b")
-    limit(session, "b", weight=2)
-    served = lease_of(session, 12)
-    plan_ahead(session, 600)
-    served += lease_of(session, 1)
-    plan_ahead(session, 0)
-    other = {"news_open": "urgent_open", "urgent_open": "news_open"}[waiting]
-    sql(session, f"UPDATE fairqueue.rotation SET {other} = '{{}}'")
-    return [message.id for message in served]
-
-
-def test_a_message_that_was_committed_late(
-    session: Session, raw: Raw, database_url: str, order: Ids, workers: list[psycopg.Connection]
-) -> None:
-    """Though it was sent before the last turn: its channel has its place in the round."""
-    late = raw(database_url)
-    (id_,) = late.execute("INSERT INTO fairqueue.message (channel) VALUES ('late') RETURNING id").fetchone() or (0,)
-    done = [news_of_each_kind(session, "news_open"), dequeue(workers[0], 1)]
-    workers[0].commit()
-    late.commit()
-    done.append(dequeue(workers[1], 7))
-    assert id_ in done[-1]
-    finish(session, workers, *done)
-
-
-def test_a_limit_that_was_committed_late(
-    session: Session, raw: Raw, database_url: str, order: Ids, workers: list[psycopg.Connection]
-) -> None:
-    """It was set before the last turn, and holds from the next dequeue on."""
-    late = raw(database_url)
-    late.execute("SELECT fairqueue.channel_set('a', max_concurrency => 1)")
-    done = [news_of_each_kind(session, "urgent_open"), dequeue(workers[0], 1)]
-    workers[0].commit()
-    late.commit()
-    done.append(dequeue(workers[1], 24))
-    workers[1].commit()
-    of_a = session.scalars(text("SELECT id FROM fairqueue.message WHERE channel = 'a'")).all()
-    assert {*done[0]} & {*of_a}
-    assert not {*done[2]} & {*of_a}
-    check_invariants(session.connection(), caps=False)
-
-
 def test_the_turn_comes_before_much_has_been_taken(session: Session, order: Ids) -> None:
     """So that there is time to plan on; and what was taken counts when the next plan is made."""
     taken = [

@@ -1728,10 +1728,8 @@ AS $$
 DECLARE
     v_queue ALIAS FOR $1;
     v_worker ALIAS FOR $4;
-    -- Whether the caller had written something before anything was locked here.
-    v_wrote boolean;
-    v_has_waited boolean;
-    v_is_again boolean;
+    -- Before anything is locked here.
+    v_wrote CONSTANT boolean := pg_current_xact_id_if_assigned() IS NOT NULL;
     v_turn bigint;
     v_place bigint;
     v_planned bigint;
@@ -1755,28 +1753,27 @@ BEGIN
     END IF;
 
     <<tries>>
-    LOOP
+    FOR v_try IN 1..2 LOOP
         BEGIN
-            LOOP
+            FOR v_look IN 1..2 LOOP
                 v_clock := clock();
                 v_now := unix_ms(v_clock);
                 v_until := v_clock + make_interval(secs => lease_seconds);
                 -- Calm: no lease that ran out, no lane that is due, and no limit.
-                SELECT coalesce(v_wrote, pg_current_xact_id_if_assigned() IS NOT NULL), t.turn, t.place, t.planned,
-                    t.lane_tag, t.lane_since, t.news_from, t.urgent_from, t.planned > t.place AND t.lane_tag IS NOT NULL,
+                SELECT t.turn, t.place, t.planned, t.lane_tag, t.lane_since, t.news_from, t.urgent_from,
+                    t.planned > t.place AND t.lane_tag IS NOT NULL,
                     t.max_concurrency IS NULL AND (t.paused_until <= v_now) IS NOT FALSE
                         AND t.lease_floor > v_clock AND t.lease_floor <= v_until
                         AND t.due_floor > v_now AND t.maintain_at > v_now AND t.clock - 1000 <= v_now
                         AND greatest(t.news_from, t.urgent_from) <= pg_snapshot_xmax(pg_current_snapshot()),
                     t.planned - t.place <= t.ahead AND t.ahead >= t.plan_at
-                INTO v_wrote, v_turn, v_place, v_planned, v_lane_tag, v_lane_since, v_news_from, v_urgent_from,
-                    v_is_planned, v_is_calm, v_extend
+                INTO v_turn, v_place, v_planned, v_lane_tag, v_lane_since, v_news_from, v_urgent_from, v_is_planned,
+                    v_is_calm, v_extend
                 FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
-                EXIT WHEN v_has_waited
-                    OR (v_is_planned IS TRUE AND pg_try_advisory_xact_lock_shared(queue_key(v_queue)));
+                EXIT tries WHEN v_look = 1 AND v_is_planned IS NOT TRUE;
+                EXIT WHEN v_look = 2 OR pg_try_advisory_xact_lock_shared(queue_key(v_queue));
                 -- Waits while somebody has the turn, or waits for it, after which all this is another.
-                v_has_waited := v_is_planned IS TRUE AND scheduler_turn(v_queue, true, v_wrote);
-                EXIT tries WHEN NOT v_has_waited;
+                EXIT tries WHEN NOT scheduler_turn(v_queue, true, v_wrote);
             END LOOP;
             RETURN QUERY
             -- Nothing, unless all that is wanted is at the head of the plan, and nothing else is to be done; nor if
@@ -1868,13 +1865,10 @@ BEGIN
         EXCEPTION WHEN SQLSTATE 'FQ000' THEN
             -- Nothing is locked any more. One of them waits for the turn, and the others behind it for shares, as the
             -- plan may then serve them side by side again.
-            EXIT WHEN v_is_again OR pg_try_advisory_xact_lock(queue_key(v_queue, 1));
-            v_has_waited := false;
-            v_is_again := true;
+            EXIT WHEN pg_try_advisory_xact_lock(queue_key(v_queue, 1));
         END;
     END LOOP;
-    RETURN QUERY SELECT * FROM scheduler_serve(v_queue, max_messages, lease_seconds, v_worker,
-        coalesce(v_wrote, pg_current_xact_id_if_assigned() IS NOT NULL));
+    RETURN QUERY SELECT * FROM scheduler_serve(v_queue, max_messages, lease_seconds, v_worker, v_wrote);
 END
 $$;
 

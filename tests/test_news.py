@@ -1,0 +1,152 @@
+"""Who is under way when news is read tells its own later: at the horizon, or on the list of those who began before it.
+
+While there is a plan, each dequeue looks for all of them, and serves what is planned only where there are none.
+"""
+
+import psycopg
+import pytest
+from sqlalchemy import text
+from sqlalchemy.orm import Session
+
+from tests.acts import lease_of, plan_ahead, put, sql
+from tests.fixtures.connections import Raw
+from tests.invariants import check_invariants
+from tests.limiting import limit
+from tests.taking import Ids, dequeue, finish
+
+SEND = "INSERT INTO fairqueue.message (channel) VALUES ('late') RETURNING id"
+LIMIT = "SELECT fairqueue.channel_set('a', max_concurrency => 1)"
+
+
+def listed(session: Session) -> tuple[int, int]:
+    """How many are on the list of those that messages, and policies, are awaited of."""
+    query = "SELECT cardinality(news_open), cardinality(urgent_open) FROM fairqueue.rotation"
+    messages, policies = session.execute(text(query)).one()
+    session.commit()
+    return messages, policies
+
+
+def horizons(session: Session) -> tuple[int, int]:
+    query = "SELECT news_from::text::bigint, urgent_from::text::bigint FROM fairqueue.rotation"
+    messages, policies = session.execute(text(query)).one()
+    session.commit()
+    return messages, policies
+
+
+def taken(session: Session) -> int:
+    found = session.scalars(text("SELECT count(*) FROM fairqueue.taken")).one()
+    session.commit()
+    return found
+
+
+def news_of_each_kind(session: Session) -> None:
+    put(session, "b")
+    limit(session, "b", weight=2)
+
+
+def read(session: Session) -> Ids:
+    """All of it has been read, and much is planned: what was served meanwhile."""
+    served = lease_of(session, 12)
+    plan_ahead(session, 600)
+    served += lease_of(session, 1)
+    plan_ahead(session, 0)
+    return [message.id for message in served]
+
+
+def await_only(session: Session, kind: str) -> None:
+    """The list of the other kind is empty: as if those on it had come to an end before that was read."""
+    other = {"news_open": "urgent_open", "urgent_open": "news_open"}[kind]
+    sql(session, f"UPDATE fairqueue.rotation SET {other} = '{{}}'")
+
+
+@pytest.fixture
+def late(raw: Raw, database_url: str) -> psycopg.Connection:
+    return raw(database_url)
+
+
+@pytest.mark.usefixtures("order")
+def test_a_message_that_was_committed_late(
+    session: Session, late: psycopg.Connection, workers: list[psycopg.Connection]
+) -> None:
+    """Though it was sent before the last turn: its channel has its place in the round."""
+    (id_,) = late.execute(SEND).fetchone() or (0,)
+    news_of_each_kind(session)
+    done = [read(session)]
+    assert listed(session) == (1, 1)
+    await_only(session, "news_open")
+    done.append(dequeue(workers[0], 1))
+    workers[0].commit()
+    late.commit()
+    done.append(dequeue(workers[1], 7))
+    assert id_ in done[-1]
+    finish(session, workers, *done)
+
+
+@pytest.mark.usefixtures("order")
+def test_a_limit_that_was_committed_late(
+    session: Session, late: psycopg.Connection, workers: list[psycopg.Connection]
+) -> None:
+    """It was set before the last turn, and holds from the next dequeue on."""
+    late.execute(LIMIT)
+    news_of_each_kind(session)
+    done = [read(session)]
+    assert listed(session) == (1, 1)
+    await_only(session, "urgent_open")
+    done.append(dequeue(workers[0], 1))
+    workers[0].commit()
+    late.commit()
+    done.append(dequeue(workers[1], 24))
+    workers[1].commit()
+    of_a = session.scalars(text("SELECT id FROM fairqueue.message WHERE channel = 'a'")).all()
+    assert {*done[0]} & {*of_a}
+    assert not {*done[2]} & {*of_a}
+    check_invariants(session.connection(), caps=False)
+
+
+@pytest.mark.parametrize("act", [SEND, LIMIT])
+@pytest.mark.usefixtures("order")
+def test_who_began_after_all_news_is_on_no_list(
+    session: Session, late: psycopg.Connection, workers: list[psycopg.Connection], act: str
+) -> None:
+    """The horizon stands there, so each dequeue looks for what comes from it on, once for all."""
+    news_of_each_kind(session)
+    late.execute(act.encode())
+    sql(session, "SELECT pg_current_xact_id()")  # who begins after that, has nothing to tell, and ends before
+    done = [read(session)]
+    assert listed(session) == (0, 0)
+    turn = session.scalar(text("SELECT turn FROM fairqueue.rotation"))
+    session.commit()
+    done.append(dequeue(workers[0], 3))
+    workers[0].commit()
+    assert session.scalar(text("SELECT turn FROM fairqueue.rotation")) == turn
+    session.commit()
+    late.commit()
+    done.append(dequeue(workers[1], 24))
+    workers[1].commit()
+    assert session.scalar(text("SELECT turn FROM fairqueue.rotation")) > turn
+    channels = session.scalars(
+        text("SELECT channel FROM fairqueue.message WHERE id = ANY(:ids)"), {"ids": done[-1]}
+    ).all()
+    assert "late" in channels if act == SEND else "a" not in channels
+    check_invariants(session.connection(), caps=False)
+
+
+@pytest.mark.usefixtures("order")
+@pytest.mark.parametrize(("has_ended", "left"), [(True, (0, 0)), (False, (1, 1))])
+def test_the_list_is_made_anew_when_those_who_took_from_the_plan_are_through(
+    session: Session, late: psycopg.Connection, has_ended: bool, left: tuple[int, int]
+) -> None:
+    """Until then each of them looks for who was on it, though it had nothing to tell. What was read stays behind."""
+    late.execute("SELECT pg_current_xact_id()")
+    news_of_each_kind(session)
+    read(session)
+    if has_ended:
+        late.rollback()
+    before = horizons(session)
+    while not taken(session):
+        lease_of(session, 20)
+    while taken(session):
+        assert listed(session) == (1, 1)
+        lease_of(session, 20)
+    assert listed(session) == left
+    assert all(now >= then for now, then in zip(horizons(session), before, strict=True))
