@@ -34,9 +34,9 @@ def horizons(session: Session) -> tuple[int, int]:
 
 
 def taken(session: Session) -> int:
-    found = session.scalars(text("SELECT count(*) FROM fairqueue.taken")).one()
+    batches: int = session.scalars(text("SELECT count(*) FROM fairqueue.taken")).one()
     session.commit()
-    return found
+    return batches
 
 
 def news_of_each_kind(session: Session) -> None:
