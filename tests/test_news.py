@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
+import fairqueue as fq
 from tests.acts import lease_of, plan_ahead, put, sql
 from tests.fixtures.connections import Raw
 from tests.invariants import check_invariants
@@ -18,10 +19,16 @@ SEND = "INSERT INTO fairqueue.message (channel) VALUES ('late') RETURNING id"
 LIMIT = "SELECT fairqueue.channel_set('a', max_concurrency => 1)"
 
 
-def listed(session: Session) -> tuple[int, int]:
-    """How many are on the list of those that messages, and policies, are awaited of."""
-    query = "SELECT cardinality(news_open), cardinality(urgent_open) FROM fairqueue.rotation"
-    messages, policies = session.execute(text(query)).one()
+def under_way(connection: psycopg.Connection) -> str:
+    """Its transaction."""
+    (xid,) = connection.execute("SELECT pg_current_xact_id()::text").fetchone() or ("",)
+    return str(xid)
+
+
+def listed(session: Session, xid: str) -> tuple[bool, bool]:
+    """Whether it is on the list of those that messages, and policies, are awaited of."""
+    query = "SELECT :xid = ANY (news_open::text[]), :xid = ANY (urgent_open::text[]) FROM fairqueue.rotation"
+    messages, policies = session.execute(text(query), {"xid": xid}).one()
     session.commit()
     return messages, policies
 
@@ -72,7 +79,7 @@ def test_a_message_that_was_committed_late(
     (id_,) = late.execute(SEND).fetchone() or (0,)
     news_of_each_kind(session)
     done = [read(session)]
-    assert listed(session) == (1, 1)
+    assert listed(session, under_way(late)) == (True, True)
     await_only(session, "news_open")
     done.append(dequeue(workers[0], 1))
     workers[0].commit()
@@ -90,7 +97,7 @@ def test_a_limit_that_was_committed_late(
     late.execute(LIMIT)
     news_of_each_kind(session)
     done = [read(session)]
-    assert listed(session) == (1, 1)
+    assert listed(session, under_way(late)) == (True, True)
     await_only(session, "urgent_open")
     done.append(dequeue(workers[0], 1))
     workers[0].commit()
@@ -113,7 +120,7 @@ def test_who_began_after_all_news_is_on_no_list(
     late.execute(act.encode())
     sql(session, "SELECT pg_current_xact_id()")  # who begins after that, has nothing to tell, and ends before
     done = [read(session)]
-    assert listed(session) == (0, 0)
+    assert listed(session, under_way(late)) == (False, False)
     turn = session.scalar(text("SELECT turn FROM fairqueue.rotation"))
     session.commit()
     done.append(dequeue(workers[0], 3))
@@ -131,22 +138,44 @@ def test_who_began_after_all_news_is_on_no_list(
     check_invariants(session.connection(), caps=False)
 
 
+def take_what_is_planned(session: Session) -> None:
+    """Until those who took from the plan are through, and the turn comes."""
+    while not taken(session):
+        lease_of(session, 20)
+    while taken(session):
+        lease_of(session, 20)
+
+
 @pytest.mark.usefixtures("order")
-@pytest.mark.parametrize(("has_ended", "left"), [(True, (0, 0)), (False, (1, 1))])
-def test_the_list_is_made_anew_when_those_who_took_from_the_plan_are_through(
-    session: Session, late: psycopg.Connection, has_ended: bool, left: tuple[int, int]
+@pytest.mark.parametrize("has_ended", [True, False])
+def test_the_list_is_made_anew_when_a_plan_has_been_taken(
+    session: Session, late: psycopg.Connection, has_ended: bool
 ) -> None:
-    """Until then each of them looks for who was on it, though it had nothing to tell. What was read stays behind."""
-    late.execute("SELECT pg_current_xact_id()")
+    """Until then each dequeue looks for who was on it, though it had nothing to tell. What was read stays behind."""
+    xid = under_way(late)
     news_of_each_kind(session)
     read(session)
     if has_ended:
         late.rollback()
     before = horizons(session)
-    while not taken(session):
-        lease_of(session, 20)
-    while taken(session):
-        assert listed(session) == (1, 1)
-        lease_of(session, 20)
-    assert listed(session) == left
-    assert all(now >= then for now, then in zip(horizons(session), before, strict=True))
+    assert listed(session, xid) == (True, True)
+    take_what_is_planned(session)
+    assert listed(session, xid) == ((False, False) if has_ended else (True, True))
+    assert all(now > then for now, then in zip(horizons(session), before, strict=True))
+
+
+@pytest.mark.usefixtures("order")
+def test_who_stays_at_the_horizon_goes_on_the_list(session: Session, late: psycopg.Connection) -> None:
+    """Or each dequeue would walk over all that it writes."""
+    news_of_each_kind(session)
+    xid = under_way(late)
+    read(session)
+    assert listed(session, xid) == (False, False)
+    for _ in range(2):
+        take_what_is_planned(session)
+        plan_ahead(session, 300)
+    assert listed(session, xid) == (True, True)
+    late.execute(SEND)
+    late.commit()
+    served = session.scalars(fq.dequeue(limit=24)).all()
+    assert "late" in {message.channel for message in served}

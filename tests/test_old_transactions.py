@@ -234,6 +234,21 @@ def test_an_open_transaction_s_own_news_cost_others_nothing(raw: Raw, database_u
     assert len(leases(connection, 10)[0]) == 10
 
 
+def test_an_open_transaction_s_own_news_cost_others_little_without_other_news(raw: Raw, database_url: str) -> None:
+    """Who began after all that is known is found by 64 turns later, and awaited by itself from the next time on."""
+    busy, connection = raw(database_url), raw(database_url)
+    connection.autocommit = True
+    without_autovacuum(connection)
+    connection.execute(PASSING, (50, 500))
+    start = least(connection, 1)
+    busy.execute(one_by_one(20000, "busy").encode())
+    for _ in range(128):
+        leases(connection, 1)
+    assert least(connection, 1) <= 1.5 * start + 100
+    busy.commit()
+    assert len(leases(connection, 10)[0]) == 10
+
+
 def test_a_flood_among_many_ready_channels(raw: Raw, database_url: str) -> None:
     """The look for the news of others goes from one of them to the next, by name, and reads each once."""
     connection = raw(database_url)

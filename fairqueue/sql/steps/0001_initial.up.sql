@@ -1115,7 +1115,7 @@ SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan
 SET jit = off
 SET enable_seqscan = off
--- The callers switch hash joins off, and their settings hold in here too.
+-- Some callers switch hash joins off, and their settings hold in here too.
 SET enable_hashjoin = on
 SET enable_nestloop = off
 AS $$
@@ -2555,7 +2555,7 @@ REVOKE EXECUTE ON FUNCTION queue_check FROM PUBLIC;
 -- The keys of a queue's advisory locks, of this schema's queue of that name alone: part 0 is its turn, part 1 is for
 -- who waits for the turn while others wait for a share in it, part 2 for who plans while others have shares.
 --
--- Called by scheduler_turn and message_dequeue. Takes no lock itself.
+-- Called by scheduler_turn, scheduler_passed and message_dequeue. Takes no lock itself.
 CREATE FUNCTION queue_key(queue text, part integer DEFAULT 0) RETURNS bigint
 LANGUAGE sql STABLE PARALLEL SAFE
 RETURN hashtextextended(current_schema() || '.' || queue, 720720 + part);
@@ -3095,11 +3095,12 @@ BEGIN
     -- transaction is always among these: it may go on to enqueue before it commits.
     more := v_folded = max_signals OR v_late = max_signals;
     -- Never beyond what the snapshot tells of: who began after it isn't on its list. The horizon goes no farther than to
-    -- the first one under way that began after all that have told something: so in most cases the list is empty, and no
-    -- fold walks over what this one has read. On the list are those that began before.
+    -- the first one under way that began after all that have told something, so that only those are on the list that
+    -- began before, and what was read lies behind it. Who is still under way when it stands there goes on the list, too,
+    -- as looks from the horizon on would walk over all that such a one writes.
     v_under_way := ARRAY(SELECT x FROM pg_snapshot_xip(v_snapshot) AS x UNION SELECT v_xid ORDER BY 1);
     horizon := least(CASE WHEN v_folded = max_signals THEN v_last END, pg_snapshot_xmax(v_snapshot), (
-        SELECT x FROM unnest(v_under_way) AS x WHERE x >= v_from AND (x > v_last) IS NOT FALSE LIMIT 1));
+        SELECT x FROM unnest(v_under_way) AS x WHERE x > v_from AND (x > v_last) IS NOT FALSE LIMIT 1));
     open := ARRAY(
         SELECT x FROM unnest(v_under_way) AS x WHERE x < horizon
         UNION
@@ -3617,6 +3618,7 @@ DECLARE
     v_rounds integer := 0;
     v_has_urgent boolean;
     v_has_news boolean;
+    v_look boolean;
     v_first_id bigint;
     v_rebuild boolean := false;
     v_uncounted boolean := false;
@@ -3663,9 +3665,11 @@ BEGIN
     ELSE
         r := v_state.rotation;
     END IF;
-    -- Who takes from a plan looks each time at those that were under way: before the next plan, anew at who is now.
-    v_has_urgent := v_state.has_urgent OR (v_state.has_taken AND r.urgent_open <> '{}');
-    v_has_news := v_state.has_news OR (v_state.has_taken AND r.news_open <> '{}');
+    -- Now and then, and before the next plan, also where there is no news: so the list is of those who are under way now,
+    -- and the horizon near.
+    v_look := v_state.has_taken OR r.turn % 64 = 0;
+    v_has_urgent := v_state.has_urgent OR v_look;
+    v_has_news := v_state.has_news OR v_look;
     IF greatest(r.news_from, r.urgent_from) > pg_snapshot_xmax(pg_current_snapshot()) THEN
         -- Restored from a dump of another server, whose transaction ids were ahead.
         r.news_from := '0';
@@ -4441,7 +4445,7 @@ $$;
 -- Called by scheduler_serve and queue_repair, and shared by message_dequeue. True: the turn is the caller's. False:
 -- somebody else has it and waiting could deadlock, because this transaction holds the turn of another queue, or wrote
 -- something before it came to dequeue, and so may hold other locks.
--- Locks: one transaction-level advisory lock a queue. Besides this, message_dequeue takes it.
+-- Locks: one transaction-level advisory lock a queue. Besides this, message_dequeue and scheduler_passed take it.
 --
 -- Raises lock_not_available after 10 s: a transaction that dequeues has to commit at once.
 CREATE FUNCTION scheduler_turn(

@@ -12,7 +12,7 @@ SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan
 SET jit = off
 SET enable_seqscan = off
--- The callers switch hash joins off, and their settings hold in here too.
+-- Some callers switch hash joins off, and their settings hold in here too.
 SET enable_hashjoin = on
 SET enable_nestloop = off
 AS $$

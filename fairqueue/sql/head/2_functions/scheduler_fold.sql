@@ -117,11 +117,12 @@ BEGIN
     -- transaction is always among these: it may go on to enqueue before it commits.
     more := v_folded = max_signals OR v_late = max_signals;
     -- Never beyond what the snapshot tells of: who began after it isn't on its list. The horizon goes no farther than to
-    -- the first one under way that began after all that have told something: so in most cases the list is empty, and no
-    -- fold walks over what this one has read. On the list are those that began before.
+    -- the first one under way that began after all that have told something, so that only those are on the list that
+    -- began before, and what was read lies behind it. Who is still under way when it stands there goes on the list, too,
+    -- as looks from the horizon on would walk over all that such a one writes.
     v_under_way := ARRAY(SELECT x FROM pg_snapshot_xip(v_snapshot) AS x UNION SELECT v_xid ORDER BY 1);
     horizon := least(CASE WHEN v_folded = max_signals THEN v_last END, pg_snapshot_xmax(v_snapshot), (
-        SELECT x FROM unnest(v_under_way) AS x WHERE x >= v_from AND (x > v_last) IS NOT FALSE LIMIT 1));
+        SELECT x FROM unnest(v_under_way) AS x WHERE x > v_from AND (x > v_last) IS NOT FALSE LIMIT 1));
     open := ARRAY(
         SELECT x FROM unnest(v_under_way) AS x WHERE x < horizon
         UNION

@@ -39,6 +39,7 @@ DECLARE
     v_rounds integer := 0;
     v_has_urgent boolean;
     v_has_news boolean;
+    v_look boolean;
     v_first_id bigint;
     v_rebuild boolean := false;
     v_uncounted boolean := false;
@@ -85,9 +86,11 @@ BEGIN
     ELSE
         r := v_state.rotation;
     END IF;
-    -- Who takes from a plan looks each time at those that were under way: before the next plan, anew at who is now.
-    v_has_urgent := v_state.has_urgent OR (v_state.has_taken AND r.urgent_open <> '{}');
-    v_has_news := v_state.has_news OR (v_state.has_taken AND r.news_open <> '{}');
+    -- Now and then, and before the next plan, also where there is no news: so the list is of those who are under way now,
+    -- and the horizon near.
+    v_look := v_state.has_taken OR r.turn % 64 = 0;
+    v_has_urgent := v_state.has_urgent OR v_look;
+    v_has_news := v_state.has_news OR v_look;
     IF greatest(r.news_from, r.urgent_from) > pg_snapshot_xmax(pg_current_snapshot()) THEN
         -- Restored from a dump of another server, whose transaction ids were ahead.
         r.news_from := '0';

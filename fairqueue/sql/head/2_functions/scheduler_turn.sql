@@ -4,7 +4,7 @@
 -- Called by scheduler_serve and queue_repair, and shared by message_dequeue. True: the turn is the caller's. False:
 -- somebody else has it and waiting could deadlock, because this transaction holds the turn of another queue, or wrote
 -- something before it came to dequeue, and so may hold other locks.
--- Locks: one transaction-level advisory lock a queue. Besides this, message_dequeue takes it.
+-- Locks: one transaction-level advisory lock a queue. Besides this, message_dequeue and scheduler_passed take it.
 --
 -- Raises lock_not_available after 10 s: a transaction that dequeues has to commit at once.
 CREATE FUNCTION scheduler_turn(
