@@ -3016,7 +3016,6 @@ DECLARE
     v_folded integer;
     v_late integer;
     v_last xid8;
-    v_under_way xid8[];
     v_channels text[];
     v_ats bigint[];
     v_ids bigint[];
@@ -3091,20 +3090,13 @@ BEGIN
         v_channels, v_ats, v_ids, v_ended, v_changed
     FROM counts c, news_lists l;
 
-    -- What was not visible to the statement above, and what it had no room for, is for the next fold. Its own
-    -- transaction is always among these: it may go on to enqueue before it commits.
+    -- What was not visible to the statement above, and what it had no room for, is for the next fold.
     more := v_folded = max_signals OR v_late = max_signals;
-    -- Never beyond what the snapshot tells of: who began after it isn't on its list. The horizon goes no farther than to
-    -- the first one under way that began after all that have told something, so that only those are on the list that
-    -- began before, and what was read lies behind it. Who is still under way when it stands there goes on the list, too,
-    -- as looks from the horizon on would walk over all that such a one writes.
-    v_under_way := ARRAY(SELECT x FROM pg_snapshot_xip(v_snapshot) AS x UNION SELECT v_xid ORDER BY 1);
-    horizon := least(CASE WHEN v_folded = max_signals THEN v_last END, pg_snapshot_xmax(v_snapshot), (
-        SELECT x FROM unnest(v_under_way) AS x WHERE x > v_from AND (x > v_last) IS NOT FALSE LIMIT 1));
-    open := ARRAY(
-        SELECT x FROM unnest(v_under_way) AS x WHERE x < horizon
-        UNION
-        SELECT x FROM unnest(v_open) AS x WHERE v_late = max_signals);
+    SELECT u.horizon, u.open INTO horizon, open
+    FROM scheduler_under_way(v_snapshot, v_from, v_last, CASE WHEN v_folded = max_signals THEN v_last END) u;
+    IF v_late = max_signals THEN
+        open := ARRAY(SELECT unnest(open) UNION SELECT unnest(v_open));
+    END IF;
     -- Marked, if nobody holds it any more, it will signal its end; otherwise it is to be looked at again.
     IF v_doubtful > 0 THEN
         WITH doubtful AS MATERIALIZED (
@@ -3618,7 +3610,6 @@ DECLARE
     v_rounds integer := 0;
     v_has_urgent boolean;
     v_has_news boolean;
-    v_look boolean;
     v_first_id bigint;
     v_rebuild boolean := false;
     v_uncounted boolean := false;
@@ -3647,7 +3638,8 @@ BEGIN
             OR (t.urgent_open <> '{}' AND scheduler_told(v_queue, true, t.urgent_open)) AS has_urgent,
         EXISTS (SELECT FROM signal s WHERE s.queue = v_queue AND NOT s.urgent AND s.xid >= t.news_from)
             OR (t.news_open <> '{}' AND scheduler_told(v_queue, false, t.news_open)) AS has_news,
-        EXISTS (SELECT FROM taken k WHERE k.queue = v_queue AND k.turn = t.turn) AS has_taken
+        EXISTS (SELECT FROM taken k WHERE k.queue = v_queue AND k.turn = t.turn) AS has_taken,
+        pg_current_snapshot() AS snapshot
     INTO v_state
     FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
     IF NOT FOUND THEN
@@ -3658,24 +3650,35 @@ BEGIN
         SELECT v_queue, 0, 0, 0, 0, '0', '{}', '0', '{}', 'infinity', 9223372036854775807, -1, '',
             q.max_concurrency, paused_until(q.paused, q.resume_at), 0, 0, v_now, 0, 0, 0, 0, plan_after(), NULL, NULL
         FROM (SELECT) AS one LEFT JOIN queue q ON q.name = v_queue
-        RETURNING t AS rotation, true AS has_urgent, true AS has_news, false AS has_taken INTO v_state;
+        RETURNING t AS rotation, true AS has_urgent, true AS has_news, false AS has_taken,
+            pg_current_snapshot() AS snapshot INTO v_state;
     END IF;
     IF v_state.has_taken THEN
         r := scheduler_settle(v_queue);
     ELSE
         r := v_state.rotation;
     END IF;
-    -- Now and then, and before the next plan, also where there is no news: so the list is of those who are under way now,
-    -- and the horizon near.
-    v_look := v_state.has_taken OR r.turn % 64 = 0;
-    v_has_urgent := v_state.has_urgent OR v_look;
-    v_has_news := v_state.has_news OR v_look;
+    v_has_urgent := v_state.has_urgent;
+    v_has_news := v_state.has_news;
     IF greatest(r.news_from, r.urgent_from) > pg_snapshot_xmax(pg_current_snapshot()) THEN
         -- Restored from a dump of another server, whose transaction ids were ahead.
         r.news_from := '0';
         r.urgent_from := '0';
         v_has_urgent := true;
         v_has_news := true;
+    END IF;
+    -- Where there is no news, who is under way is looked at now and then, and before the next plan: so nobody looks for
+    -- long for who has come to an end, or walks over what somebody writes.
+    IF v_state.has_taken OR r.turn % 64 = 0 THEN
+        IF NOT v_has_urgent THEN
+            SELECT u.horizon, u.open INTO r.urgent_from, r.urgent_open
+            FROM scheduler_under_way(v_state.snapshot, r.urgent_from, NULL, NULL) u;
+        END IF;
+        IF NOT v_has_news THEN
+            SELECT u.horizon, u.open INTO r.news_from, r.news_open
+            FROM scheduler_under_way(v_state.snapshot, r.news_from, NULL, NULL) u;
+        END IF;
+        v_written := false;
     END IF;
     -- What was timed by a clock that was ahead has to be timed anew. Small corrections are nothing to notice.
     v_rebuild := v_now < r.clock - 1000;
@@ -4485,6 +4488,33 @@ BEGIN
                     AND (l.classid::bigint << 32) | l.objid::bigint = v_key)),
             HINT = 'Commit the transaction of a dequeue at once: the lease, not the transaction, keeps the messages.';
     END;
+END
+$$;
+
+-- Where the next look for signals of a kind begins, and whom it looks for below that, once all that a snapshot sees of
+-- them has been read.
+--
+-- Called by scheduler_fold, and by scheduler_serve where there was nothing to read; takes no lock. since is the horizon
+-- so far, told the last transaction whose signals were read, if any, and most the end of what was read, if more is left.
+--
+-- Never beyond what the snapshot tells of: who began after it isn't on the list. The horizon goes no farther than to the
+-- first one under way that began after all that have told something, so that only those are on the list that began
+-- before, and what was read lies behind it. Who is still under way where the horizon stood before goes on the list, too,
+-- as looks from the horizon on would walk over all that such a one writes. The caller is always among those under way:
+-- it may go on to enqueue before it commits.
+CREATE FUNCTION scheduler_under_way(
+    snapshot pg_snapshot, since xid8, told xid8, most xid8, OUT horizon xid8, OUT open xid8[]
+)
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+DECLARE
+    v_xids CONSTANT xid8[] := ARRAY(
+        SELECT x FROM pg_snapshot_xip(snapshot) AS x UNION SELECT pg_current_xact_id() ORDER BY 1);
+BEGIN
+    horizon := least(most, pg_snapshot_xmax(snapshot), (
+        SELECT x FROM unnest(v_xids) AS x WHERE x > since AND (x > told) IS NOT FALSE ORDER BY x LIMIT 1));
+    open := ARRAY(SELECT x FROM unnest(v_xids) AS x WHERE x < horizon);
 END
 $$;
 

@@ -38,7 +38,6 @@ DECLARE
     v_folded integer;
     v_late integer;
     v_last xid8;
-    v_under_way xid8[];
     v_channels text[];
     v_ats bigint[];
     v_ids bigint[];
@@ -113,20 +112,13 @@ BEGIN
         v_channels, v_ats, v_ids, v_ended, v_changed
     FROM counts c, news_lists l;
 
-    -- What was not visible to the statement above, and what it had no room for, is for the next fold. Its own
-    -- transaction is always among these: it may go on to enqueue before it commits.
+    -- What was not visible to the statement above, and what it had no room for, is for the next fold.
     more := v_folded = max_signals OR v_late = max_signals;
-    -- Never beyond what the snapshot tells of: who began after it isn't on its list. The horizon goes no farther than to
-    -- the first one under way that began after all that have told something, so that only those are on the list that
-    -- began before, and what was read lies behind it. Who is still under way when it stands there goes on the list, too,
-    -- as looks from the horizon on would walk over all that such a one writes.
-    v_under_way := ARRAY(SELECT x FROM pg_snapshot_xip(v_snapshot) AS x UNION SELECT v_xid ORDER BY 1);
-    horizon := least(CASE WHEN v_folded = max_signals THEN v_last END, pg_snapshot_xmax(v_snapshot), (
-        SELECT x FROM unnest(v_under_way) AS x WHERE x > v_from AND (x > v_last) IS NOT FALSE LIMIT 1));
-    open := ARRAY(
-        SELECT x FROM unnest(v_under_way) AS x WHERE x < horizon
-        UNION
-        SELECT x FROM unnest(v_open) AS x WHERE v_late = max_signals);
+    SELECT u.horizon, u.open INTO horizon, open
+    FROM scheduler_under_way(v_snapshot, v_from, v_last, CASE WHEN v_folded = max_signals THEN v_last END) u;
+    IF v_late = max_signals THEN
+        open := ARRAY(SELECT unnest(open) UNION SELECT unnest(v_open));
+    END IF;
     -- Marked, if nobody holds it any more, it will signal its end; otherwise it is to be looked at again.
     IF v_doubtful > 0 THEN
         WITH doubtful AS MATERIALIZED (

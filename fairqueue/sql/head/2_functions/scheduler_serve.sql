@@ -39,7 +39,6 @@ DECLARE
     v_rounds integer := 0;
     v_has_urgent boolean;
     v_has_news boolean;
-    v_look boolean;
     v_first_id bigint;
     v_rebuild boolean := false;
     v_uncounted boolean := false;
@@ -68,7 +67,8 @@ BEGIN
             OR (t.urgent_open <> '{}' AND scheduler_told(v_queue, true, t.urgent_open)) AS has_urgent,
         EXISTS (SELECT FROM signal s WHERE s.queue = v_queue AND NOT s.urgent AND s.xid >= t.news_from)
             OR (t.news_open <> '{}' AND scheduler_told(v_queue, false, t.news_open)) AS has_news,
-        EXISTS (SELECT FROM taken k WHERE k.queue = v_queue AND k.turn = t.turn) AS has_taken
+        EXISTS (SELECT FROM taken k WHERE k.queue = v_queue AND k.turn = t.turn) AS has_taken,
+        pg_current_snapshot() AS snapshot
     INTO v_state
     FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
     IF NOT FOUND THEN
@@ -79,24 +79,35 @@ BEGIN
         SELECT v_queue, 0, 0, 0, 0, '0', '{}', '0', '{}', 'infinity', 9223372036854775807, -1, '',
             q.max_concurrency, paused_until(q.paused, q.resume_at), 0, 0, v_now, 0, 0, 0, 0, plan_after(), NULL, NULL
         FROM (SELECT) AS one LEFT JOIN queue q ON q.name = v_queue
-        RETURNING t AS rotation, true AS has_urgent, true AS has_news, false AS has_taken INTO v_state;
+        RETURNING t AS rotation, true AS has_urgent, true AS has_news, false AS has_taken,
+            pg_current_snapshot() AS snapshot INTO v_state;
     END IF;
     IF v_state.has_taken THEN
         r := scheduler_settle(v_queue);
     ELSE
         r := v_state.rotation;
     END IF;
-    -- Now and then, and before the next plan, also where there is no news: so the list is of those who are under way now,
-    -- and the horizon near.
-    v_look := v_state.has_taken OR r.turn % 64 = 0;
-    v_has_urgent := v_state.has_urgent OR v_look;
-    v_has_news := v_state.has_news OR v_look;
+    v_has_urgent := v_state.has_urgent;
+    v_has_news := v_state.has_news;
     IF greatest(r.news_from, r.urgent_from) > pg_snapshot_xmax(pg_current_snapshot()) THEN
         -- Restored from a dump of another server, whose transaction ids were ahead.
         r.news_from := '0';
         r.urgent_from := '0';
         v_has_urgent := true;
         v_has_news := true;
+    END IF;
+    -- Where there is no news, who is under way is looked at now and then, and before the next plan: so nobody looks for
+    -- long for who has come to an end, or walks over what somebody writes.
+    IF v_state.has_taken OR r.turn % 64 = 0 THEN
+        IF NOT v_has_urgent THEN
+            SELECT u.horizon, u.open INTO r.urgent_from, r.urgent_open
+            FROM scheduler_under_way(v_state.snapshot, r.urgent_from, NULL, NULL) u;
+        END IF;
+        IF NOT v_has_news THEN
+            SELECT u.horizon, u.open INTO r.news_from, r.news_open
+            FROM scheduler_under_way(v_state.snapshot, r.news_from, NULL, NULL) u;
+        END IF;
+        v_written := false;
     END IF;
     -- What was timed by a clock that was ahead has to be timed anew. Small corrections are nothing to notice.
     v_rebuild := v_now < r.clock - 1000;
