@@ -4071,7 +4071,8 @@ BEGIN
     ), shares AS (
         SELECT c.*, greatest(1, least(demand,
                 floor((min(c.level) OVER () - (c.tag - r.vtime)) / c.step + 0.000001) + 1))::integer AS share,
-            count(*) OVER () = lanes AS cut, pg_current_snapshot() AS snapshot, age(pg_snapshot_xmin(pg_current_snapshot())::xid) AS oldest,
+            count(*) OVER () = lanes AS cut, pg_current_snapshot() AS snapshot,
+            age(pg_snapshot_xmin(pg_current_snapshot())::xid) AS oldest,
             first_value(c.tag) OVER w AS last_tag, first_value(c.since) OVER w AS last_since
         FROM levels c
         WINDOW w AS (ORDER BY c.tag DESC, c.since DESC)
