@@ -60,10 +60,17 @@ def read(session: Session) -> Ids:
     return [message.id for message in served]
 
 
-def await_only(session: Session, kind: str) -> None:
-    """The list of the other kind is empty: as if those on it had come to an end before that was read."""
+def awaited_of_one_kind(session: Session, late: psycopg.Connection, kind: str) -> Ids:
+    """What was served until ``late`` was on the lists, and is then on this one alone.
+
+    As if it had come to an end before the news of the other kind was read.
+    """
+    news_of_each_kind(session)
+    served = read(session)
+    assert listed(session, under_way(late)) == (True, True)
     other = {"news_open": "urgent_open", "urgent_open": "news_open"}[kind]
     sql(session, f"UPDATE fairqueue.rotation SET {other} = '{{}}'")
+    return served
 
 
 @pytest.fixture
@@ -77,11 +84,7 @@ def test_a_message_that_was_committed_late(
 ) -> None:
     """Though it was sent before the last turn: its channel has its place in the round."""
     (id_,) = late.execute(SEND).fetchone() or (0,)
-    news_of_each_kind(session)
-    done = [read(session)]
-    assert listed(session, under_way(late)) == (True, True)
-    await_only(session, "news_open")
-    done.append(dequeue(workers[0], 1))
+    done = [awaited_of_one_kind(session, late, "news_open"), dequeue(workers[0], 1)]
     workers[0].commit()
     late.commit()
     done.append(dequeue(workers[1], 7))
@@ -95,11 +98,7 @@ def test_a_limit_that_was_committed_late(
 ) -> None:
     """It was set before the last turn, and holds from the next dequeue on."""
     late.execute(LIMIT)
-    news_of_each_kind(session)
-    done = [read(session)]
-    assert listed(session, under_way(late)) == (True, True)
-    await_only(session, "urgent_open")
-    done.append(dequeue(workers[0], 1))
+    done = [awaited_of_one_kind(session, late, "urgent_open"), dequeue(workers[0], 1)]
     workers[0].commit()
     late.commit()
     done.append(dequeue(workers[1], 24))

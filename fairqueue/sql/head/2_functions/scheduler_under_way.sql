@@ -16,8 +16,7 @@ LANGUAGE plpgsql
 SET search_path FROM CURRENT
 AS $$
 DECLARE
-    v_xids CONSTANT xid8[] := ARRAY(
-        SELECT x FROM pg_snapshot_xip(snapshot) AS x UNION SELECT pg_current_xact_id() ORDER BY 1);
+    v_xids CONSTANT xid8[] := ARRAY(SELECT x FROM pg_snapshot_xip(snapshot) AS x UNION SELECT pg_current_xact_id());
 BEGIN
     horizon := least(most, pg_snapshot_xmax(snapshot), (
         SELECT x FROM unnest(v_xids) AS x WHERE x > since AND (x > told) IS NOT FALSE ORDER BY x LIMIT 1));
