@@ -67,6 +67,34 @@ def test_the_order_is_that_of_single_dequeues(
     assert len(plans) > 1
 
 
+@pytest.mark.parametrize("limit", [1, 7])
+def test_however_far_apart_its_messages_stand(session: Session, clock_that_stands: None, limit: int) -> None:
+    """Where the next ones of a channel are looked for first is a guess, from where those before stood."""
+    twins = Twins(session)
+    times = {
+        "even": [EARLY] * 60,
+        "spread": [NOW - 1000 * (60 - place) for place in range(60)],
+        "bursts": [NOW - HOUR * (3 - place // 20) for place in range(60)],
+        "close": [NOW - 20 + place // 3 for place in range(60)],
+        "thinner": [EARLY - 2 ** (60 - place) for place in range(60)],
+        "denser": [NOW - 2 ** (60 - place) for place in range(60)],
+        "far": [1 - 2**62] * 5 + [NOW] * 55,
+    }
+    for place in range(60):
+        for channel, at in times.items():
+            twins.put(channel, at=at[place])
+    twins.put("even", at=NOW + 1)
+    for id_ in twins.put("far", [1] * 5):
+        edit(twins, id_, dequeue_at=-(2**63))
+    while twins.serve(limit):
+        plan_ahead(session, 40)
+    assert [channel for channel, _ in twins.left.values()] == ["even"]
+    twins.open()
+    twins.drain(limit)
+    gaps = session.execute(text("SELECT channel, gap_at > 0, gap_id > 0 FROM fairqueue.lane WHERE gap_id <> 0")).all()
+    assert dict(zip(times, [True] * 7, strict=True)) == {channel: at or id_ for channel, at, id_ in gaps}
+
+
 def test_a_lane_is_written_once_for_several_messages(session: Session) -> None:
     for number in range(20):
         put(session, f"c{number}", 40)

@@ -40,6 +40,8 @@ lane = Table(
     Column("counted_from", BigInteger, nullable=False),
     Column("released_at", BigInteger, nullable=False),
     Column("planned", BigInteger, nullable=False),
+    Column("gap_at", Double, nullable=False, server_default=sql("0")),
+    Column("gap_id", Double, nullable=False, server_default=sql("0")),
     PrimaryKeyConstraint("queue", "channel", "tag", name="lane_pkey"),
     Index("lane_ready", "queue", "tag", "since", postgresql_where=sql("due = 0")),
     Index("lane_waiting", "queue", "due", postgresql_where=sql("due > 0")),
