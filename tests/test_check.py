@@ -115,6 +115,7 @@ CORRUPTIONS: list[tuple[str, str | None, str]] = [
      " max_concurrency, release_interval, burst, paused_until, running, counted_from, released_at, planned"
      " FROM fairqueue.lane WHERE channel = 'capped'"), "capped", "lanes of a channel"),
     # the rotation
+    (ROTATION.format("era = era + 1"), None, "the era of a turn"),
     (ROTATION.format("running = running + 1"), None, COUNTED),
     (ROTATION.format("running = 0"), None, COUNTED),
     (ROTATION.format("counted_from = 1000"), None, COUNTED),
@@ -129,7 +130,7 @@ CORRUPTIONS: list[tuple[str, str | None, str]] = [
     (ROTATION.format("news_from = pg_current_xact_id(), news_open = '{}'"), "fresh", UNREAD),
     (ROTATION.format("urgent_from = pg_current_xact_id(), urgent_open = '{}'"), "half", UNREAD),
     (ROTATION.format("urgent_from = '1000000000000'"), None, AHEAD),
-    (("INSERT INTO fairqueue.rotation SELECT queue, turn + 1, vtime, vsince, activations, news_from, news_open,"
+    (("INSERT INTO fairqueue.rotation SELECT queue, turn + 64, era + 1, vtime, vsince, activations, news_from, news_open,"
      " urgent_from, urgent_open, lease_floor, due_floor, idle_floor, swept, max_concurrency, paused_until, running,"
      " counted_from, clock, maintain_at, place, planned, ahead, plan_at, lane_tag, lane_since"
      " FROM fairqueue.rotation"), None, "rotations of a queue"),

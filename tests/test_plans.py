@@ -222,6 +222,29 @@ def test_a_dequeue_reads_in_proportion_to_what_it_serves(loaded: Connection, wat
             assert max(rows.values()) <= 20 * (16 + limit), rows
 
 
+def test_most_turns_leave_no_entry_in_an_index(raw: Raw, database_url: str) -> None:
+    """Which the next ones would read, to find the last one: of all that a page has, and some for each message."""
+    connection = raw(database_url)
+    without_autovacuum(connection)
+    connection.execute("INSERT INTO fairqueue.message (channel) SELECT 'c' || g FROM generate_series(1, 200) g")
+    connection.commit()
+    updates = (
+        b"SELECT n_tup_upd, n_tup_upd - n_tup_hot_upd FROM pg_stat_xact_user_tables"
+        b" WHERE schemaname = 'fairqueue' AND relname = 'rotation'"
+    )
+    turns = entries = 0
+    for _ in range(150):
+        # In one transaction, as it isn't said when the server begins to count anew.
+        before = connection.execute(updates).fetchone() or (0, 0)
+        leases(connection, 1)
+        after = connection.execute(updates).fetchone() or (0, 0)
+        turns += after[0] - before[0]
+        entries += after[1] - before[1]
+        connection.commit()
+    assert turns >= 150
+    assert entries <= 5
+
+
 def test_channels_at_their_limits_cost_a_dequeue_nothing(raw: Raw, database_url: str) -> None:
     """6,000 that are at their max_concurrency, ahead of their rate, or waiting for their hour, beside 100 others."""
     connection = raw(database_url)

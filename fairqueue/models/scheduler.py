@@ -52,7 +52,8 @@ rotation = Table(
     "rotation",
     Base.metadata,
     Column("queue", Text, nullable=False),
-    Column("turn", BigInteger, nullable=False, autoincrement=False),
+    Column("turn", BigInteger, nullable=False),
+    Column("era", BigInteger, nullable=False, autoincrement=False),
     Column("vtime", BigInteger, nullable=False),
     Column("vsince", BigInteger, nullable=False),
     Column("activations", BigInteger, nullable=False),
@@ -80,7 +81,7 @@ rotation = Table(
     Column("held_since", DateTime(timezone=True), nullable=False, server_default=sql("'infinity'")),
     Column("held_at", DateTime(timezone=True), nullable=False, server_default=sql("'infinity'")),
     Column("arrival_tag", BigInteger, nullable=False, server_default=sql("0")),
-    PrimaryKeyConstraint("queue", "turn", name="rotation_pkey"),
+    PrimaryKeyConstraint("queue", "era", name="rotation_pkey"),
 )
 
 plan = Table(

@@ -441,11 +441,15 @@ CREATE INDEX queue_without_history ON queue (name) WHERE history_days = 0;
 --
 -- Besides the virtual time it holds the lower bounds from which every index scan of a dequeue starts, so that none
 -- walks over entries that are dead but, because of an old snapshot, not yet removable. The row itself is updated by
--- every dequeue that has the turn and does something, and by who plans on without it; being keyed by a number that
--- grows, it is read as the last entry of its index and costs the same however many dead versions lie before it.
+-- every dequeue that has the turn and does something, and by who plans on without it. Its key holds a number that grows,
+-- so that it is read as the last entry of its index, however many dead versions lie before it; but only every 64 turns,
+-- as versions between which the key doesn't change stand in one page and need no entry of their own.
 CREATE TABLE rotation (
     queue            text        NOT NULL,
     turn             bigint      NOT NULL,
+    -- Always rotation_era(turn). Not a generated column: as part of the key, that keeps PostgreSQL 18 from updating a table
+    -- that is published.
+    era              bigint      NOT NULL,
     -- Start tag of the message served last, but for what was taken from plan since: where a channel that becomes active
     -- starts.
     vtime            bigint      NOT NULL,
@@ -495,8 +499,12 @@ CREATE TABLE rotation (
     -- While lanes stand behind others, because of planned messages that weren't there to be taken: up to where all would
     -- have been served for the same work. A channel that becomes active starts there, if that is beyond vtime.
     arrival_tag      bigint      NOT NULL DEFAULT 0,
-    CONSTRAINT rotation_pkey PRIMARY KEY (queue, turn)
-) WITH (autovacuum_vacuum_scale_factor = 0.05);
+    CONSTRAINT rotation_pkey PRIMARY KEY (queue, era)
+) WITH (
+    autovacuum_vacuum_scale_factor = 0.05,
+    -- Room for versions to come beside each row.
+    fillfactor = 50
+);
 
 -- News for the scheduler. What a row says depends on what it has:
 --   dequeue_at and message_id   the channel may have something ready from that place on
@@ -1735,6 +1743,7 @@ DECLARE
     -- Before anything is locked here.
     v_wrote CONSTANT boolean := pg_current_xact_id_if_assigned() IS NOT NULL;
     v_turn bigint;
+    v_era bigint;
     v_place bigint;
     v_planned bigint;
     v_lane_tag bigint;
@@ -1764,16 +1773,16 @@ BEGIN
                 v_now := unix_ms(v_clock);
                 v_until := v_clock + make_interval(secs => lease_seconds);
                 -- Calm: no lease that ran out, no lane that is due, and no limit.
-                SELECT t.turn, t.place, t.planned, t.lane_tag, t.lane_since, t.news_from, t.urgent_from,
+                SELECT t.turn, t.era, t.place, t.planned, t.lane_tag, t.lane_since, t.news_from, t.urgent_from,
                     t.planned > t.place AND t.lane_tag IS NOT NULL,
                     t.max_concurrency IS NULL AND (t.paused_until <= v_now) IS NOT FALSE
                         AND t.lease_floor > v_clock AND t.lease_floor <= v_until
                         AND t.due_floor > v_now AND t.maintain_at > v_now AND t.clock - 1000 <= v_now
                         AND greatest(t.news_from, t.urgent_from) <= pg_snapshot_xmax(pg_current_snapshot()),
                     t.planned - t.place <= t.ahead AND t.ahead >= t.plan_at
-                INTO v_turn, v_place, v_planned, v_lane_tag, v_lane_since, v_news_from, v_urgent_from, v_is_planned,
-                    v_is_calm, v_extend
-                FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
+                INTO v_turn, v_era, v_place, v_planned, v_lane_tag, v_lane_since, v_news_from, v_urgent_from,
+                    v_is_planned, v_is_calm, v_extend
+                FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1;
                 EXIT tries WHEN v_look = 1 AND v_is_planned IS NOT TRUE;
                 EXIT WHEN v_look = 2 OR pg_try_advisory_xact_lock_shared(queue_key(v_queue));
                 -- Waits while somebody has the turn, or waits for it, after which all this is another.
@@ -1793,7 +1802,7 @@ BEGIN
                 LEFT JOIN LATERAL (
                     SELECT k.place, k.upto FROM taken k WHERE k.queue = v_queue AND k.turn = v_turn
                     ORDER BY k.place DESC LIMIT 1) k ON true
-                WHERE t.queue = v_queue AND t.turn = v_turn AND t.place = v_place
+                WHERE t.queue = v_queue AND t.era = v_era AND t.turn = v_turn AND t.place = v_place
                     AND v_is_planned AND v_is_calm
                     AND 2 * (coalesce(k.place, v_place) - v_place) <= v_planned - v_place
                     AND v_planned >= coalesce(k.place, v_place) + 8 * max_messages
@@ -2533,6 +2542,10 @@ BEGIN
     FROM rotations r
     GROUP BY r.queue HAVING count(*) > 1
     UNION ALL
+    SELECT r.queue, NULL, 'the era of a turn', rotation_era(r.turn)::text, r.era::text
+    FROM rotations r
+    WHERE r.era <> rotation_era(r.turn)
+    UNION ALL
     SELECT DISTINCT l.queue, NULL, 'rotations of a queue', '1', '0'
     FROM lanes l
     WHERE NOT EXISTS (SELECT FROM rotations r WHERE r.queue = l.queue)
@@ -2637,10 +2650,10 @@ BEGIN
             MESSAGE = format('queue %L is being dequeued from', v_queue),
             HINT = 'Repair in a transaction of its own, which has written nothing before; then it waits for its turn.';
     END IF;
-    SELECT t.* INTO r FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
+    SELECT t.* INTO r FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1;
     IF NOT FOUND THEN
         INSERT INTO rotation AS t
-        SELECT v_queue, 0, coalesce(min(l.tag) FILTER (WHERE l.due = 0), max(l.tag), 0), 0, 0, '0', '{}', '0', '{}',
+        SELECT v_queue, 0, 0, coalesce(min(l.tag) FILTER (WHERE l.due = 0), max(l.tag), 0), 0, 0, '0', '{}', '0', '{}',
             'infinity', 9223372036854775807, -1, '', NULL, NULL, 0, 0, v_now, 0, 0, 0, 0, plan_after(), NULL, NULL
         FROM lane l WHERE l.queue = v_queue
         RETURNING t.* INTO r;
@@ -2670,8 +2683,8 @@ BEGIN
     INTO r.activations, r.due_floor, r.lease_floor, r.max_concurrency, r.paused_until, r.running
     FROM scheduler_rebuild(v_queue, r.turn, r.vtime, v_now, true, r.activations) b;
     UPDATE rotation t
-    SET turn = r.turn + 1, activations = r.activations, due_floor = r.due_floor, lease_floor = r.lease_floor,
-        max_concurrency = r.max_concurrency, paused_until = r.paused_until, running = r.running,
+    SET turn = r.turn + 1, era = rotation_era(r.turn + 1), activations = r.activations, due_floor = r.due_floor,
+        lease_floor = r.lease_floor, max_concurrency = r.max_concurrency, paused_until = r.paused_until, running = r.running,
         counted_from = r.turn, clock = v_now, idle_floor = -1, swept = '', place = greatest(t.place, t.planned),
         planned = greatest(t.place, t.planned), ahead = 0,
         plan_at = plan_after(), lane_tag = NULL, lane_since = NULL,
@@ -2755,6 +2768,14 @@ LANGUAGE sql VOLATILE
 RETURN (0.5 + random() / 2) * least(coalesce(max_backoff, 3600),
     coalesce(backoff, queue_backoff, 1) * power(2, least(greatest(failures - 1, 0), 60)));
 
+-- The part of a rotation's key that grows: 64 turns have the same.
+--
+-- Called by all that write turn, into whose statements it is expanded; takes no lock. The more turns have the same, the
+-- fewer entries the index has; but under an old snapshot so many dead versions may have to be looked through.
+CREATE FUNCTION rotation_era(turn bigint) RETURNS bigint
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN turn / 64;
+
 -- Whether a transaction that may have ended since the snapshot, or began after it, has changed a row or will have.
 --
 -- Called by row_is_held; takes no lock. A single expression, which costs little more than if it stood there itself. A
@@ -2823,7 +2844,7 @@ DECLARE
     v_is_planned boolean;
 BEGIN
     SELECT greatest(v_vtime, t.arrival_tag), t.planned > t.place INTO v_start, v_is_planned
-    FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
+    FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1;
     -- Before what is planned of a channel: then the plan is no longer the order.
     IF v_is_planned AND EXISTS (
         SELECT FROM unnest(channels, ats, ids) AS n (channel, at, id)
@@ -2957,7 +2978,7 @@ DECLARE
     r record;
 BEGIN
     -- As it is now: somebody else may just have done it.
-    SELECT t.* INTO r FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
+    SELECT t.* INTO r FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1;
     IF r.planned - r.place > r.ahead THEN
         RETURN;
     END IF;
@@ -2976,7 +2997,7 @@ BEGIN
         SELECT l.tag, l.since FROM lane l
         WHERE l.queue = v_queue AND l.due = 0 AND (l.tag, l.since) > (r.vtime, r.vsince)
         ORDER BY l.tag, l.since LIMIT 1) l ON true
-    WHERE t.queue = v_queue AND t.turn = r.turn;
+    WHERE t.queue = v_queue AND t.era = r.era;
 END
 $$;
 
@@ -3362,7 +3383,7 @@ DECLARE
 BEGIN
     IF NOT thorough THEN
         SELECT least(t.lease_floor, t.held_from) INTO v_first
-        FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
+        FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1;
     END IF;
     PERFORM scheduler_unplan(v_queue);
     SELECT q.max_concurrency, paused_until(q.paused, q.resume_at) INTO max_concurrency, paused_until
@@ -3450,8 +3471,8 @@ DECLARE
     r record;
 BEGIN
     SELECT q.* INTO q FROM queue q WHERE q.name = v_queue;
-    SELECT t.turn, t.held_from, t.held_since, t.held_at INTO r
-    FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
+    SELECT t.era, t.held_from, t.held_since, t.held_at INTO r
+    FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1;
     v_again := r.held_at <= clock;
     IF v_again THEN
         v_from := least(v_from, r.held_from);
@@ -3512,7 +3533,7 @@ BEGIN
     END IF;
     UPDATE rotation t
     SET held_from = r.held_from, held_since = r.held_since, held_at = r.held_at
-    WHERE t.queue = v_queue AND t.turn = r.turn
+    WHERE t.queue = v_queue AND t.era = r.era
         AND (t.held_from, t.held_since, t.held_at) <> (r.held_from, r.held_since, r.held_at);
     lease_floor := least(v_left, r.held_at);
 END
@@ -3678,13 +3699,13 @@ BEGIN
         EXISTS (SELECT FROM taken k WHERE k.queue = v_queue AND k.turn = t.turn) AS has_taken,
         pg_current_snapshot() AS snapshot
     INTO v_state
-    FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
+    FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1;
     IF NOT FOUND THEN
         IF NOT EXISTS (SELECT FROM signal s WHERE s.queue = v_queue LIMIT 1) THEN
             RETURN;
         END IF;
         INSERT INTO rotation AS t
-        SELECT v_queue, 0, 0, 0, 0, '0', '{}', '0', '{}', 'infinity', 9223372036854775807, -1, '',
+        SELECT v_queue, 0, 0, 0, 0, 0, '0', '{}', '0', '{}', 'infinity', 9223372036854775807, -1, '',
             q.max_concurrency, paused_until(q.paused, q.resume_at), 0, 0, v_now, 0, 0, 0, 0, plan_after(), NULL, NULL
         FROM (SELECT) AS one LEFT JOIN queue q ON q.name = v_queue
         RETURNING t AS rotation, true AS has_urgent, true AS has_news, false AS has_taken,
@@ -3730,7 +3751,7 @@ BEGIN
     LOOP
         IF v_turned THEN
             SELECT t.* INTO r
-            FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
+            FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1;
             v_turned := false;
             v_written := true;
         END IF;
@@ -3861,7 +3882,7 @@ BEGIN
                     m.created_at, m.leased_until, m.key, m.forgiven, m.first_leased_at, n.tag, n.since
             ), turned AS (
                 UPDATE rotation t
-                SET turn = t.turn + 1, vtime = s.vtime,
+                SET turn = t.turn + 1, era = rotation_era(t.turn + 1), vtime = s.vtime,
                     vsince = (SELECT max(n.since) FROM next n WHERE n.tag = s.vtime),
                     activations = r.activations, news_from = r.news_from, news_open = r.news_open,
                     urgent_from = r.urgent_from, urgent_open = r.urgent_open, due_floor = r.due_floor,
@@ -3873,7 +3894,7 @@ BEGIN
                     plan_at = r.plan_at, lane_tag = coalesce(v_lane_tag, 9223372036854775807),
                     lane_since = coalesce(v_lane_since, 9223372036854775807)
                 FROM served s
-                WHERE t.queue = v_queue AND t.turn = r.turn AND s.is_good
+                WHERE t.queue = v_queue AND t.era = r.era AND s.is_good
             )
             SELECT d.id, d.channel, d.attempt, d.payload, d.body, d.state, d.error, d.dequeue_at, d.cost,
                 d.created_at, d.leased_until, d.key, d.forgiven, d.first_leased_at
@@ -3976,7 +3997,7 @@ BEGIN
                 RETURNING l.due
             ), turned AS (
                 UPDATE rotation t
-                SET turn = t.turn + 1, vtime = s.vtime,
+                SET turn = t.turn + 1, era = rotation_era(t.turn + 1), vtime = s.vtime,
                     vsince = (SELECT max(f.since) FROM first f WHERE f.taken AND f.tag = s.vtime),
                     activations = r.activations, news_from = r.news_from, news_open = r.news_open,
                     urgent_from = r.urgent_from, urgent_open = r.urgent_open,
@@ -3988,7 +4009,7 @@ BEGIN
                     place = r.place, planned = r.planned, ahead = least(r.ahead + s.messages, plan_most()),
                     plan_at = r.plan_at, lane_tag = NULL, lane_since = NULL
                 FROM served s
-                WHERE t.queue = v_queue AND t.turn = r.turn AND s.is_simple
+                WHERE t.queue = v_queue AND t.era = r.era AND s.is_simple
             )
             SELECT d.id, d.channel, d.attempt, d.payload, d.body, d.state, d.error, d.dequeue_at, d.cost,
                 d.created_at, d.leased_until, d.key, d.forgiven, d.first_leased_at
@@ -4051,13 +4072,13 @@ BEGIN
     END IF;
     IF NOT (v_written OR v_turned) THEN
         UPDATE rotation t
-        SET turn = t.turn + 1, vtime = r.vtime, vsince = r.vsince, activations = r.activations, news_from = r.news_from,
-            news_open = r.news_open, urgent_from = r.urgent_from, urgent_open = r.urgent_open,
+        SET turn = t.turn + 1, era = rotation_era(t.turn + 1), vtime = r.vtime, vsince = r.vsince,
+            activations = r.activations, news_from = r.news_from, news_open = r.news_open, urgent_from = r.urgent_from, urgent_open = r.urgent_open,
             lease_floor = r.lease_floor, due_floor = r.due_floor, idle_floor = r.idle_floor, swept = r.swept,
             max_concurrency = r.max_concurrency, paused_until = r.paused_until, running = r.running,
             counted_from = r.counted_from, clock = r.clock, maintain_at = r.maintain_at, place = r.place,
             planned = r.planned, ahead = r.ahead, plan_at = r.plan_at, lane_tag = NULL, lane_since = NULL
-        WHERE t.queue = v_queue AND t.turn = r.turn;
+        WHERE t.queue = v_queue AND t.era = r.era;
     END IF;
 END
 $$;
@@ -4228,7 +4249,7 @@ BEGIN
         SELECT k.start, k.since FROM marked k WHERE k.taken ORDER BY k.place DESC LIMIT 1
     ), turned AS (
         UPDATE rotation t
-        SET turn = t.turn + 1,
+        SET turn = t.turn + 1, era = rotation_era(t.turn + 1),
             vtime = coalesce((SELECT a.start FROM last a), r.vtime),
             vsince = coalesce((SELECT a.since FROM last a), r.vsince),
             activations = r.activations, news_from = r.news_from, news_open = r.news_open,
@@ -4243,7 +4264,7 @@ BEGIN
             place = r.place, planned = r.planned,
             ahead = least(r.ahead + (SELECT count(*) FROM leased), plan_most()), plan_at = r.plan_at,
             lane_tag = NULL, lane_since = NULL
-        WHERE t.queue = r.queue AND t.turn = r.turn
+        WHERE t.queue = r.queue AND t.era = r.era
     )
     SELECT d.id, d.channel, d.attempt, d.payload, d.body, d.state, d.error, d.dequeue_at, d.cost, d.created_at,
         d.leased_until, d.key, d.forgiven, d.first_leased_at
@@ -4281,7 +4302,7 @@ DECLARE
     v_left_since bigint;
     r rotation;
 BEGIN
-    SELECT t.* INTO r FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
+    SELECT t.* INTO r FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1;
     SELECT sum(cardinality(k.ids)), max(k.place) INTO v_messages, v_last
     FROM taken k WHERE k.queue = v_queue AND k.turn = r.turn;
     SELECT p.tags[v_last - p.place + 1], p.sinces[v_last - p.place + 1] INTO v_tag, v_since
@@ -4312,7 +4333,7 @@ BEGIN
     UPDATE rotation t
     SET vtime = r.vtime, vsince = r.vsince, arrival_tag = r.arrival_tag, place = r.place, planned = r.planned,
         ahead = r.ahead, plan_at = r.plan_at, lane_tag = NULL, lane_since = NULL
-    WHERE t.queue = v_queue AND t.turn = r.turn;
+    WHERE t.queue = v_queue AND t.era = r.era;
     RETURN r;
 END
 $$;
@@ -4587,7 +4608,7 @@ DECLARE
 BEGIN
     SELECT r.turn, r.place, EXISTS (SELECT FROM taken k WHERE k.queue = v_queue AND k.turn = r.turn)
     INTO v_turn, v_place, v_has_taken
-    FROM rotation r WHERE r.queue = v_queue ORDER BY r.turn DESC LIMIT 1;
+    FROM rotation r WHERE r.queue = v_queue ORDER BY r.era DESC LIMIT 1;
 
     WITH gone AS (
         DELETE FROM plan p
@@ -4686,7 +4707,7 @@ DECLARE
     v_woken integer;
 BEGIN
     SELECT greatest(v_vtime, t.arrival_tag) INTO v_start
-    FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
+    FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1;
     WITH due AS MATERIALIZED (
         SELECT l.ctid AS row, l.due, l.head_id FROM lane l
         WHERE l.queue = v_queue AND l.due > 0 AND l.due >= v_floor AND l.due <= now_ms

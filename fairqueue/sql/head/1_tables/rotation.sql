@@ -2,11 +2,15 @@
 --
 -- Besides the virtual time it holds the lower bounds from which every index scan of a dequeue starts, so that none
 -- walks over entries that are dead but, because of an old snapshot, not yet removable. The row itself is updated by
--- every dequeue that has the turn and does something, and by who plans on without it; being keyed by a number that
--- grows, it is read as the last entry of its index and costs the same however many dead versions lie before it.
+-- every dequeue that has the turn and does something, and by who plans on without it. Its key holds a number that grows,
+-- so that it is read as the last entry of its index, however many dead versions lie before it; but only every 64 turns,
+-- as versions between which the key doesn't change stand in one page and need no entry of their own.
 CREATE TABLE rotation (
     queue            text        NOT NULL,
     turn             bigint      NOT NULL,
+    -- Always rotation_era(turn). Not a generated column: as part of the key, that keeps PostgreSQL 18 from updating a table
+    -- that is published.
+    era              bigint      NOT NULL,
     -- Start tag of the message served last, but for what was taken from plan since: where a channel that becomes active
     -- starts.
     vtime            bigint      NOT NULL,
@@ -56,5 +60,9 @@ CREATE TABLE rotation (
     -- While lanes stand behind others, because of planned messages that weren't there to be taken: up to where all would
     -- have been served for the same work. A channel that becomes active starts there, if that is beyond vtime.
     arrival_tag      bigint      NOT NULL DEFAULT 0,
-    CONSTRAINT rotation_pkey PRIMARY KEY (queue, turn)
-) WITH (autovacuum_vacuum_scale_factor = 0.05);
+    CONSTRAINT rotation_pkey PRIMARY KEY (queue, era)
+) WITH (
+    autovacuum_vacuum_scale_factor = 0.05,
+    -- Room for versions to come beside each row.
+    fillfactor = 50
+);

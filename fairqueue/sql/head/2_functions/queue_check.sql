@@ -219,6 +219,10 @@ BEGIN
     FROM rotations r
     GROUP BY r.queue HAVING count(*) > 1
     UNION ALL
+    SELECT r.queue, NULL, 'the era of a turn', rotation_era(r.turn)::text, r.era::text
+    FROM rotations r
+    WHERE r.era <> rotation_era(r.turn)
+    UNION ALL
     SELECT DISTINCT l.queue, NULL, 'rotations of a queue', '1', '0'
     FROM lanes l
     WHERE NOT EXISTS (SELECT FROM rotations r WHERE r.queue = l.queue)

@@ -25,10 +25,10 @@ BEGIN
             MESSAGE = format('queue %L is being dequeued from', v_queue),
             HINT = 'Repair in a transaction of its own, which has written nothing before; then it waits for its turn.';
     END IF;
-    SELECT t.* INTO r FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
+    SELECT t.* INTO r FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1;
     IF NOT FOUND THEN
         INSERT INTO rotation AS t
-        SELECT v_queue, 0, coalesce(min(l.tag) FILTER (WHERE l.due = 0), max(l.tag), 0), 0, 0, '0', '{}', '0', '{}',
+        SELECT v_queue, 0, 0, coalesce(min(l.tag) FILTER (WHERE l.due = 0), max(l.tag), 0), 0, 0, '0', '{}', '0', '{}',
             'infinity', 9223372036854775807, -1, '', NULL, NULL, 0, 0, v_now, 0, 0, 0, 0, plan_after(), NULL, NULL
         FROM lane l WHERE l.queue = v_queue
         RETURNING t.* INTO r;
@@ -58,8 +58,8 @@ BEGIN
     INTO r.activations, r.due_floor, r.lease_floor, r.max_concurrency, r.paused_until, r.running
     FROM scheduler_rebuild(v_queue, r.turn, r.vtime, v_now, true, r.activations) b;
     UPDATE rotation t
-    SET turn = r.turn + 1, activations = r.activations, due_floor = r.due_floor, lease_floor = r.lease_floor,
-        max_concurrency = r.max_concurrency, paused_until = r.paused_until, running = r.running,
+    SET turn = r.turn + 1, era = rotation_era(r.turn + 1), activations = r.activations, due_floor = r.due_floor,
+        lease_floor = r.lease_floor, max_concurrency = r.max_concurrency, paused_until = r.paused_until, running = r.running,
         counted_from = r.turn, clock = v_now, idle_floor = -1, swept = '', place = greatest(t.place, t.planned),
         planned = greatest(t.place, t.planned), ahead = 0,
         plan_at = plan_after(), lane_tag = NULL, lane_since = NULL,

@@ -35,7 +35,7 @@ DECLARE
     v_is_planned boolean;
 BEGIN
     SELECT greatest(v_vtime, t.arrival_tag), t.planned > t.place INTO v_start, v_is_planned
-    FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
+    FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1;
     -- Before what is planned of a channel: then the plan is no longer the order.
     IF v_is_planned AND EXISTS (
         SELECT FROM unnest(channels, ats, ids) AS n (channel, at, id)

@@ -15,7 +15,7 @@ DECLARE
     r record;
 BEGIN
     -- As it is now: somebody else may just have done it.
-    SELECT t.* INTO r FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
+    SELECT t.* INTO r FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1;
     IF r.planned - r.place > r.ahead THEN
         RETURN;
     END IF;
@@ -34,6 +34,6 @@ BEGIN
         SELECT l.tag, l.since FROM lane l
         WHERE l.queue = v_queue AND l.due = 0 AND (l.tag, l.since) > (r.vtime, r.vsince)
         ORDER BY l.tag, l.since LIMIT 1) l ON true
-    WHERE t.queue = v_queue AND t.turn = r.turn;
+    WHERE t.queue = v_queue AND t.era = r.era;
 END
 $$;

@@ -32,7 +32,7 @@ DECLARE
 BEGIN
     IF NOT thorough THEN
         SELECT least(t.lease_floor, t.held_from) INTO v_first
-        FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
+        FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1;
     END IF;
     PERFORM scheduler_unplan(v_queue);
     SELECT q.max_concurrency, paused_until(q.paused, q.resume_at) INTO max_concurrency, paused_until

@@ -32,8 +32,8 @@ DECLARE
     r record;
 BEGIN
     SELECT q.* INTO q FROM queue q WHERE q.name = v_queue;
-    SELECT t.turn, t.held_from, t.held_since, t.held_at INTO r
-    FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
+    SELECT t.era, t.held_from, t.held_since, t.held_at INTO r
+    FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1;
     v_again := r.held_at <= clock;
     IF v_again THEN
         v_from := least(v_from, r.held_from);
@@ -94,7 +94,7 @@ BEGIN
     END IF;
     UPDATE rotation t
     SET held_from = r.held_from, held_since = r.held_since, held_at = r.held_at
-    WHERE t.queue = v_queue AND t.turn = r.turn
+    WHERE t.queue = v_queue AND t.era = r.era
         AND (t.held_from, t.held_since, t.held_at) <> (r.held_from, r.held_since, r.held_at);
     lease_floor := least(v_left, r.held_at);
 END

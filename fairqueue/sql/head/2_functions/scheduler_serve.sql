@@ -70,13 +70,13 @@ BEGIN
         EXISTS (SELECT FROM taken k WHERE k.queue = v_queue AND k.turn = t.turn) AS has_taken,
         pg_current_snapshot() AS snapshot
     INTO v_state
-    FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
+    FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1;
     IF NOT FOUND THEN
         IF NOT EXISTS (SELECT FROM signal s WHERE s.queue = v_queue LIMIT 1) THEN
             RETURN;
         END IF;
         INSERT INTO rotation AS t
-        SELECT v_queue, 0, 0, 0, 0, '0', '{}', '0', '{}', 'infinity', 9223372036854775807, -1, '',
+        SELECT v_queue, 0, 0, 0, 0, 0, '0', '{}', '0', '{}', 'infinity', 9223372036854775807, -1, '',
             q.max_concurrency, paused_until(q.paused, q.resume_at), 0, 0, v_now, 0, 0, 0, 0, plan_after(), NULL, NULL
         FROM (SELECT) AS one LEFT JOIN queue q ON q.name = v_queue
         RETURNING t AS rotation, true AS has_urgent, true AS has_news, false AS has_taken,
@@ -122,7 +122,7 @@ BEGIN
     LOOP
         IF v_turned THEN
             SELECT t.* INTO r
-            FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
+            FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1;
             v_turned := false;
             v_written := true;
         END IF;
@@ -253,7 +253,7 @@ BEGIN
                     m.created_at, m.leased_until, m.key, m.forgiven, m.first_leased_at, n.tag, n.since
             ), turned AS (
                 UPDATE rotation t
-                SET turn = t.turn + 1, vtime = s.vtime,
+                SET turn = t.turn + 1, era = rotation_era(t.turn + 1), vtime = s.vtime,
                     vsince = (SELECT max(n.since) FROM next n WHERE n.tag = s.vtime),
                     activations = r.activations, news_from = r.news_from, news_open = r.news_open,
                     urgent_from = r.urgent_from, urgent_open = r.urgent_open, due_floor = r.due_floor,
@@ -265,7 +265,7 @@ BEGIN
                     plan_at = r.plan_at, lane_tag = coalesce(v_lane_tag, 9223372036854775807),
                     lane_since = coalesce(v_lane_since, 9223372036854775807)
                 FROM served s
-                WHERE t.queue = v_queue AND t.turn = r.turn AND s.is_good
+                WHERE t.queue = v_queue AND t.era = r.era AND s.is_good
             )
             SELECT d.id, d.channel, d.attempt, d.payload, d.body, d.state, d.error, d.dequeue_at, d.cost,
                 d.created_at, d.leased_until, d.key, d.forgiven, d.first_leased_at
@@ -368,7 +368,7 @@ BEGIN
                 RETURNING l.due
             ), turned AS (
                 UPDATE rotation t
-                SET turn = t.turn + 1, vtime = s.vtime,
+                SET turn = t.turn + 1, era = rotation_era(t.turn + 1), vtime = s.vtime,
                     vsince = (SELECT max(f.since) FROM first f WHERE f.taken AND f.tag = s.vtime),
                     activations = r.activations, news_from = r.news_from, news_open = r.news_open,
                     urgent_from = r.urgent_from, urgent_open = r.urgent_open,
@@ -380,7 +380,7 @@ BEGIN
                     place = r.place, planned = r.planned, ahead = least(r.ahead + s.messages, plan_most()),
                     plan_at = r.plan_at, lane_tag = NULL, lane_since = NULL
                 FROM served s
-                WHERE t.queue = v_queue AND t.turn = r.turn AND s.is_simple
+                WHERE t.queue = v_queue AND t.era = r.era AND s.is_simple
             )
             SELECT d.id, d.channel, d.attempt, d.payload, d.body, d.state, d.error, d.dequeue_at, d.cost,
                 d.created_at, d.leased_until, d.key, d.forgiven, d.first_leased_at
@@ -443,13 +443,13 @@ BEGIN
     END IF;
     IF NOT (v_written OR v_turned) THEN
         UPDATE rotation t
-        SET turn = t.turn + 1, vtime = r.vtime, vsince = r.vsince, activations = r.activations, news_from = r.news_from,
-            news_open = r.news_open, urgent_from = r.urgent_from, urgent_open = r.urgent_open,
+        SET turn = t.turn + 1, era = rotation_era(t.turn + 1), vtime = r.vtime, vsince = r.vsince,
+            activations = r.activations, news_from = r.news_from, news_open = r.news_open, urgent_from = r.urgent_from, urgent_open = r.urgent_open,
             lease_floor = r.lease_floor, due_floor = r.due_floor, idle_floor = r.idle_floor, swept = r.swept,
             max_concurrency = r.max_concurrency, paused_until = r.paused_until, running = r.running,
             counted_from = r.counted_from, clock = r.clock, maintain_at = r.maintain_at, place = r.place,
             planned = r.planned, ahead = r.ahead, plan_at = r.plan_at, lane_tag = NULL, lane_since = NULL
-        WHERE t.queue = v_queue AND t.turn = r.turn;
+        WHERE t.queue = v_queue AND t.era = r.era;
     END IF;
 END
 $$;

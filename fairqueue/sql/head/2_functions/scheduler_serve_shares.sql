@@ -164,7 +164,7 @@ BEGIN
         SELECT k.start, k.since FROM marked k WHERE k.taken ORDER BY k.place DESC LIMIT 1
     ), turned AS (
         UPDATE rotation t
-        SET turn = t.turn + 1,
+        SET turn = t.turn + 1, era = rotation_era(t.turn + 1),
             vtime = coalesce((SELECT a.start FROM last a), r.vtime),
             vsince = coalesce((SELECT a.since FROM last a), r.vsince),
             activations = r.activations, news_from = r.news_from, news_open = r.news_open,
@@ -179,7 +179,7 @@ BEGIN
             place = r.place, planned = r.planned,
             ahead = least(r.ahead + (SELECT count(*) FROM leased), plan_most()), plan_at = r.plan_at,
             lane_tag = NULL, lane_since = NULL
-        WHERE t.queue = r.queue AND t.turn = r.turn
+        WHERE t.queue = r.queue AND t.era = r.era
     )
     SELECT d.id, d.channel, d.attempt, d.payload, d.body, d.state, d.error, d.dequeue_at, d.cost, d.created_at,
         d.leased_until, d.key, d.forgiven, d.first_leased_at

@@ -27,7 +27,7 @@ DECLARE
     v_left_since bigint;
     r rotation;
 BEGIN
-    SELECT t.* INTO r FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
+    SELECT t.* INTO r FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1;
     SELECT sum(cardinality(k.ids)), max(k.place) INTO v_messages, v_last
     FROM taken k WHERE k.queue = v_queue AND k.turn = r.turn;
     SELECT p.tags[v_last - p.place + 1], p.sinces[v_last - p.place + 1] INTO v_tag, v_since
@@ -58,7 +58,7 @@ BEGIN
     UPDATE rotation t
     SET vtime = r.vtime, vsince = r.vsince, arrival_tag = r.arrival_tag, place = r.place, planned = r.planned,
         ahead = r.ahead, plan_at = r.plan_at, lane_tag = NULL, lane_since = NULL
-    WHERE t.queue = v_queue AND t.turn = r.turn;
+    WHERE t.queue = v_queue AND t.era = r.era;
     RETURN r;
 END
 $$;

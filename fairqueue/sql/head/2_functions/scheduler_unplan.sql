@@ -30,7 +30,7 @@ DECLARE
 BEGIN
     SELECT r.turn, r.place, EXISTS (SELECT FROM taken k WHERE k.queue = v_queue AND k.turn = r.turn)
     INTO v_turn, v_place, v_has_taken
-    FROM rotation r WHERE r.queue = v_queue ORDER BY r.turn DESC LIMIT 1;
+    FROM rotation r WHERE r.queue = v_queue ORDER BY r.era DESC LIMIT 1;
 
     WITH gone AS (
         DELETE FROM plan p

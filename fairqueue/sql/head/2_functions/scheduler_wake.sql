@@ -25,7 +25,7 @@ DECLARE
     v_woken integer;
 BEGIN
     SELECT greatest(v_vtime, t.arrival_tag) INTO v_start
-    FROM rotation t WHERE t.queue = v_queue ORDER BY t.turn DESC LIMIT 1;
+    FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1;
     WITH due AS MATERIALIZED (
         SELECT l.ctid AS row, l.due, l.head_id FROM lane l
         WHERE l.queue = v_queue AND l.due > 0 AND l.due >= v_floor AND l.due <= now_ms
