@@ -4073,7 +4073,8 @@ BEGIN
     IF NOT (v_written OR v_turned) THEN
         UPDATE rotation t
         SET turn = t.turn + 1, era = rotation_era(t.turn + 1), vtime = r.vtime, vsince = r.vsince,
-            activations = r.activations, news_from = r.news_from, news_open = r.news_open, urgent_from = r.urgent_from, urgent_open = r.urgent_open,
+            activations = r.activations, news_from = r.news_from, news_open = r.news_open,
+            urgent_from = r.urgent_from, urgent_open = r.urgent_open,
             lease_floor = r.lease_floor, due_floor = r.due_floor, idle_floor = r.idle_floor, swept = r.swept,
             max_concurrency = r.max_concurrency, paused_until = r.paused_until, running = r.running,
             counted_from = r.counted_from, clock = r.clock, maintain_at = r.maintain_at, place = r.place,
