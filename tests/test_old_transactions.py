@@ -86,7 +86,8 @@ def plan_buffers(connection: Connection) -> list[int]:
     planned = "SELECT count(*) FROM fairqueue.plan p JOIN fairqueue.rotation r ON p.place > r.place - 32"
     connection.execute("SELECT fairqueue.scheduler_unplan('default')")
     connection.execute(
-        "UPDATE fairqueue.rotation SET turn = turn / 64 * 64 + 65, era = turn / 64 + 1, planned = place, ahead = 512, plan_at = 0"
+        "UPDATE fairqueue.rotation SET turn = turn / 64 * 64 + 65, era = turn / 64 + 1, planned = place, ahead = 512,"
+        " plan_at = 0"
     )
     touched = [buffers(connection, 1)]
     assert count(connection, planned) == 16
