@@ -3933,35 +3933,36 @@ BEGIN
             -- order of the lanes, as long as no lane would come again before the last of them. Where that serves less
             -- than half of what is wanted, or a message is held by somebody, this does nothing, and what follows does.
             RETURN QUERY
-            WITH competing AS MATERIALIZED (
-                SELECT l.ctid AS lane, l.channel, l.tag, l.since, l.weight, l.head_at, l.head_id,
-                    lane_room(v_now, l.max_concurrency, l.running, l.release_interval, l.burst, l.released_at) AS room,
-                    l.max_concurrency IS NOT NULL AS is_counted
-                FROM lane l
-                WHERE l.queue = v_queue AND l.due = 0 AND (l.tag, l.since) > (r.vtime, r.vsince)
-                    AND (l.tag, l.since) < (v_bound_tag, v_bound_since)
-                ORDER BY l.tag, l.since
-                LIMIT v_want
-            ), seen AS (
-                SELECT c.lane, c.tag, c.since, c.is_counted, m.row, m.id, m.dequeue_at,
+            WITH seen AS (
+                SELECT c.lane, c.tag, c.since, c.is_counted, m.row, m.id, m.dequeue_at, m.next_at, m.next_id,
                     c.tag + lane_step(m.cost, c.weight) AS next_tag,
-                    coalesce(m.dequeue_at <= v_now AND c.room > 0, false) AS ripe,
-                    lag(c.since) OVER w IS DISTINCT FROM c.since AS is_first,
-                    CASE WHEN lead(c.since) OVER w = c.since THEN lead(m.dequeue_at) OVER w END AS next_at,
-                    CASE WHEN lead(c.since) OVER w = c.since THEN lead(m.id) OVER w END AS next_id
-                FROM competing c
+                    coalesce(m.dequeue_at <= v_now AND c.room > 0, false) AS ripe
+                FROM (
+                    SELECT l.ctid AS lane, l.channel, l.tag, l.since, l.weight, l.head_at, l.head_id,
+                        l.max_concurrency IS NOT NULL AS is_counted,
+                        lane_room(v_now, l.max_concurrency, l.running, l.release_interval, l.burst, l.released_at)
+                            AS room
+                    FROM lane l
+                    WHERE l.queue = v_queue AND l.due = 0 AND (l.tag, l.since) > (r.vtime, r.vsince)
+                        AND (l.tag, l.since) < (v_bound_tag, v_bound_since)
+                    ORDER BY l.tag, l.since
+                    LIMIT v_want) c
                 LEFT JOIN LATERAL (
-                    SELECT m.ctid AS row, m.id, m.dequeue_at, m.cost
-                    FROM message m
-                    WHERE m.queue = v_queue AND m.channel = c.channel AND m.leased_until IS NULL
-                        AND (m.dequeue_at, m.id) >= (c.head_at, c.head_id)
+                    SELECT m.row, m.id, m.dequeue_at, m.cost, lead(m.dequeue_at) OVER w AS next_at,
+                        lead(m.id) OVER w AS next_id
+                    FROM (
+                        SELECT m.ctid AS row, m.id, m.dequeue_at, m.cost
+                        FROM message m
+                        WHERE m.queue = v_queue AND m.channel = c.channel AND m.leased_until IS NULL
+                            AND (m.dequeue_at, m.id) >= (c.head_at, c.head_id)
+                        ORDER BY m.dequeue_at, m.id
+                        LIMIT 2) m
+                    WINDOW w AS (ORDER BY m.dequeue_at, m.id)
                     ORDER BY m.dequeue_at, m.id
-                    LIMIT 2) m ON true
-                WINDOW w AS (ORDER BY c.tag, c.since, m.dequeue_at, m.id)
+                    LIMIT 1) m ON true
             ), first AS MATERIALIZED (
                 SELECT s.*, s.ripe AND s.tag < min(s.next_tag) FILTER (WHERE s.ripe) OVER () AS taken
                 FROM seen s
-                WHERE s.is_first
             ), held AS MATERIALIZED (
                 SELECT m.ctid = f.row AS is_same
                 FROM first f
