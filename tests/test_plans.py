@@ -243,9 +243,9 @@ def test_most_turns_leave_no_entry_in_an_index(raw: Raw, database_url: str) -> N
         entries += after[1] - before[1]
         connection.commit()
     assert turns >= 150
-    assert entries <= 5
+    assert entries < 30
     # Some do: under an old snapshot, others would have to look through all that were before.
-    assert count(connection, "SELECT era FROM fairqueue.rotation") == 2
+    assert count(connection, "SELECT era FROM fairqueue.rotation") >= 2
 
 
 def test_channels_at_their_limits_cost_a_dequeue_nothing(raw: Raw, database_url: str) -> None:
