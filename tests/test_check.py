@@ -134,6 +134,10 @@ CORRUPTIONS: list[tuple[str, str | None, str]] = [
      " news_open, urgent_from, urgent_open, lease_floor, due_floor, idle_floor, swept, max_concurrency, paused_until,"
      " running, counted_from, clock, maintain_at, place, planned, ahead, plan_at, lane_tag, lane_since"
      " FROM fairqueue.rotation"), None, "rotations of a queue"),
+    (("INSERT INTO fairqueue.rotation SELECT queue, turn, era + 1, vtime, vsince, activations, news_from,"
+     " news_open, urgent_from, urgent_open, lease_floor, due_floor, idle_floor, swept, max_concurrency, paused_until,"
+     " running, counted_from, clock, maintain_at, place, planned, ahead, plan_at, lane_tag, lane_since"
+     " FROM fairqueue.rotation"), None, "rotations of a queue"),
     ("DELETE FROM fairqueue.rotation", "capped", "a lease below lease_floor"),
     ("DELETE FROM fairqueue.rotation", None, "rotations of a queue"),
     # signals and messages

@@ -98,6 +98,32 @@ def test_however_far_apart_its_messages_stand(session: Session, clock_that_stand
     assert dict.fromkeys(times, True) == {channel: at or id_ for channel, at, id_ in gaps}
 
 
+def test_ids_that_fall_where_times_are_too_large_to_tell_apart(session: Session) -> None:
+    """As numbers of floating point they are the same."""
+    expected: dict[str, list[int]] = {}
+    for place, channel in enumerate("ab"):
+        for at, first in ((1 - 2**62, 9 * 10**18), (2 - 2**62, 1)):
+            ids = [first + 2 * nth + place for nth in range(200)]
+            sql(
+                session,
+                "INSERT INTO fairqueue.message (id, channel, dequeue_at) OVERRIDING SYSTEM VALUE"
+                " SELECT unnest(CAST(:ids AS bigint[])), :channel, :at",
+                ids=ids,
+                channel=channel,
+                at=at,
+            )
+            expected.setdefault(channel, []).extend(ids)
+    served: dict[str, list[int]] = {"a": [], "b": []}
+    while batch := lease_of(session, 7):
+        for message in batch:
+            served[message.channel].append(message.id)
+        # A few are planned where their ids fall; and then many.
+        heads = session.scalars(text("SELECT head_at FROM fairqueue.lane")).all()
+        plan_ahead(session, 20 if max(heads) == 1 - 2**62 else 300)
+    assert served == expected
+    check_invariants(session.connection())
+
+
 def test_a_lane_is_written_once_for_several_messages(session: Session) -> None:
     for number in range(20):
         put(session, f"c{number}", 40)

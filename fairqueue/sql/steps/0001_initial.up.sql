@@ -268,8 +268,8 @@ CREATE TABLE lane (
     released_at      bigint           NOT NULL,
     -- The start tag of the last of its messages in plan; none is there unless this is beyond the virtual time.
     planned          bigint           NOT NULL,
-    -- How far apart its messages stood when some were planned, on average: in time or, where all had the same time, in
-    -- ids. A guess, by which scheduler_plan reads no more of them than it needs.
+    -- How far apart its messages stood when some were planned, on average: in time and, which counts where all had the
+    -- same time, in ids. A guess, by which scheduler_plan reads no more of them than it needs.
     gap_at           double precision NOT NULL DEFAULT 0,
     gap_id           double precision NOT NULL DEFAULT 0,
     -- One row a channel. The tag is part of the key because it grows, but where a plan is taken back: read backwards,
@@ -2663,12 +2663,11 @@ BEGIN
     END IF;
     DELETE FROM taken k WHERE k.queue = v_queue;
     -- Beyond every turn that is named anywhere, so that nothing that was counted before counts.
-    r.turn := greatest(r.turn,
+    r.turn := greatest((SELECT max(t.turn) FROM rotation t WHERE t.queue = v_queue),
         1 + (SELECT max(l.counted_from) FROM lane l WHERE l.queue = v_queue),
         1 + (SELECT max(m.counted) FROM message m WHERE m.queue = v_queue AND m.leased_until IS NOT NULL),
         1 + (SELECT max(s.counted) FROM signal s WHERE s.queue = v_queue));
-    DELETE FROM rotation t WHERE t.queue = v_queue
-        AND t.turn < (SELECT max(x.turn) FROM rotation x WHERE x.queue = v_queue);
+    DELETE FROM rotation t WHERE t.queue = v_queue AND t.era < r.era;
     DELETE FROM lane l USING lane k
     WHERE l.queue = v_queue AND k.queue = v_queue AND k.channel = l.channel AND (k.tag, k.ctid) > (l.tag, l.ctid);
     SELECT greatest(r.activations, r.vsince, max(l.since)) INTO r.activations FROM lane l WHERE l.queue = v_queue;
@@ -3262,18 +3261,20 @@ BEGIN
         SELECT c.*, greatest(1, least(c.messages,
             floor((min(c.level) OVER () - (c.tag - v_tag)) / c.step + 0.000001) + 1))::integer AS share
         FROM levels c
-    -- Up to where so many, and some more, are likely to stand, but not beyond the present.
+    -- Up to where so many, and some more, are likely to stand: not before the head, to which a large number may be
+    -- rounded, nor beyond the present.
     ), reaches AS (
-        SELECT s.*, least(now_ms, s.head_at + s.gap_at * (1.25 * s.share + 2)::double precision)::bigint AS reach_at,
-            CASE WHEN s.gap_at > 0 THEN 9223372036854775807
-                ELSE least(9e18, s.head_id + s.gap_id * (1.25 * s.share + 2)::double precision)::bigint END AS reach_id
+        SELECT s.*, least(now_ms, greatest(s.head_at,
+                least(now_ms, s.head_at + s.gap_at * (1.25 * s.share + 2)::double precision)::bigint)) AS reach_at,
+            CASE WHEN s.gap_at > 0 THEN 9223372036854775807 ELSE greatest(s.head_id,
+                least(9e18, s.head_id + s.gap_id * (1.25 * s.share + 2)::double precision)::bigint) END AS reach_id
         FROM shares s
     -- The last one of a lane isn't planned: so the lane stays active.
     ), candidates AS MATERIALIZED (
         SELECT s.lane, s.channel, s.since, m.row, m.id, m.dequeue_at, m.nth > s.share AS is_beyond, m.is_last,
             s.tag + m.upto - m.step AS start, s.tag + m.upto - m.step - m.previous_step AS previous_start,
             (m.dequeue_at::double precision - s.head_at) / nullif(m.nth - 1, 0) AS gap_at,
-            (m.id::double precision - s.head_id) / nullif(m.nth - 1, 0) AS gap_id
+            greatest(0, (m.id::double precision - s.head_id) / nullif(m.nth - 1, 0)) AS gap_id
         FROM reaches s
         CROSS JOIN LATERAL (
             SELECT m.row, m.id, m.dequeue_at, m.step, row_number() OVER w AS nth, lead(m.id) OVER w IS NULL AS is_last,

@@ -33,8 +33,8 @@ CREATE TABLE lane (
     released_at      bigint           NOT NULL,
     -- The start tag of the last of its messages in plan; none is there unless this is beyond the virtual time.
     planned          bigint           NOT NULL,
-    -- How far apart its messages stood when some were planned, on average: in time or, where all had the same time, in
-    -- ids. A guess, by which scheduler_plan reads no more of them than it needs.
+    -- How far apart its messages stood when some were planned, on average: in time and, which counts where all had the
+    -- same time, in ids. A guess, by which scheduler_plan reads no more of them than it needs.
     gap_at           double precision NOT NULL DEFAULT 0,
     gap_id           double precision NOT NULL DEFAULT 0,
     -- One row a channel. The tag is part of the key because it grows, but where a plan is taken back: read backwards,

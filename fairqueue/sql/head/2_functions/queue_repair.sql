@@ -38,12 +38,11 @@ BEGIN
     END IF;
     DELETE FROM taken k WHERE k.queue = v_queue;
     -- Beyond every turn that is named anywhere, so that nothing that was counted before counts.
-    r.turn := greatest(r.turn,
+    r.turn := greatest((SELECT max(t.turn) FROM rotation t WHERE t.queue = v_queue),
         1 + (SELECT max(l.counted_from) FROM lane l WHERE l.queue = v_queue),
         1 + (SELECT max(m.counted) FROM message m WHERE m.queue = v_queue AND m.leased_until IS NOT NULL),
         1 + (SELECT max(s.counted) FROM signal s WHERE s.queue = v_queue));
-    DELETE FROM rotation t WHERE t.queue = v_queue
-        AND t.turn < (SELECT max(x.turn) FROM rotation x WHERE x.queue = v_queue);
+    DELETE FROM rotation t WHERE t.queue = v_queue AND t.era < r.era;
     DELETE FROM lane l USING lane k
     WHERE l.queue = v_queue AND k.queue = v_queue AND k.channel = l.channel AND (k.tag, k.ctid) > (l.tag, l.ctid);
     SELECT greatest(r.activations, r.vsince, max(l.since)) INTO r.activations FROM lane l WHERE l.queue = v_queue;

@@ -72,18 +72,20 @@ BEGIN
         SELECT c.*, greatest(1, least(c.messages,
             floor((min(c.level) OVER () - (c.tag - v_tag)) / c.step + 0.000001) + 1))::integer AS share
         FROM levels c
-    -- Up to where so many, and some more, are likely to stand, but not beyond the present.
+    -- Up to where so many, and some more, are likely to stand: not before the head, to which a large number may be
+    -- rounded, nor beyond the present.
     ), reaches AS (
-        SELECT s.*, least(now_ms, s.head_at + s.gap_at * (1.25 * s.share + 2)::double precision)::bigint AS reach_at,
-            CASE WHEN s.gap_at > 0 THEN 9223372036854775807
-                ELSE least(9e18, s.head_id + s.gap_id * (1.25 * s.share + 2)::double precision)::bigint END AS reach_id
+        SELECT s.*, least(now_ms, greatest(s.head_at,
+                least(now_ms, s.head_at + s.gap_at * (1.25 * s.share + 2)::double precision)::bigint)) AS reach_at,
+            CASE WHEN s.gap_at > 0 THEN 9223372036854775807 ELSE greatest(s.head_id,
+                least(9e18, s.head_id + s.gap_id * (1.25 * s.share + 2)::double precision)::bigint) END AS reach_id
         FROM shares s
     -- The last one of a lane isn't planned: so the lane stays active.
     ), candidates AS MATERIALIZED (
         SELECT s.lane, s.channel, s.since, m.row, m.id, m.dequeue_at, m.nth > s.share AS is_beyond, m.is_last,
             s.tag + m.upto - m.step AS start, s.tag + m.upto - m.step - m.previous_step AS previous_start,
             (m.dequeue_at::double precision - s.head_at) / nullif(m.nth - 1, 0) AS gap_at,
-            (m.id::double precision - s.head_id) / nullif(m.nth - 1, 0) AS gap_id
+            greatest(0, (m.id::double precision - s.head_id) / nullif(m.nth - 1, 0)) AS gap_id
         FROM reaches s
         CROSS JOIN LATERAL (
             SELECT m.row, m.id, m.dequeue_at, m.step, row_number() OVER w AS nth, lead(m.id) OVER w IS NULL AS is_last,
