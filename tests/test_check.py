@@ -64,6 +64,11 @@ def leased(engine: Engine, session: Session) -> Leases:
 
 LANE = "UPDATE fairqueue.lane SET {} WHERE channel = '{}'"
 ROTATION = "UPDATE fairqueue.rotation SET {}"
+SECOND_ROTATION = (
+    "INSERT INTO fairqueue.rotation SELECT queue, {}, era + 1, vtime, vsince, activations, news_from, news_open,"
+    " urgent_from, urgent_open, lease_floor, due_floor, idle_floor, swept, max_concurrency, paused_until, running,"
+    " counted_from, clock, maintain_at, place, planned, ahead, plan_at, lane_tag, lane_since FROM fairqueue.rotation"
+)
 FOREVER = 2**63 - 1
 
 MISSING = "a ready message that no lane and no signal leads to"
@@ -130,14 +135,8 @@ CORRUPTIONS: list[tuple[str, str | None, str]] = [
     (ROTATION.format("news_from = pg_current_xact_id(), news_open = '{}'"), "fresh", UNREAD),
     (ROTATION.format("urgent_from = pg_current_xact_id(), urgent_open = '{}'"), "half", UNREAD),
     (ROTATION.format("urgent_from = '1000000000000'"), None, AHEAD),
-    (("INSERT INTO fairqueue.rotation SELECT queue, turn + 64, era + 1, vtime, vsince, activations, news_from,"
-     " news_open, urgent_from, urgent_open, lease_floor, due_floor, idle_floor, swept, max_concurrency, paused_until,"
-     " running, counted_from, clock, maintain_at, place, planned, ahead, plan_at, lane_tag, lane_since"
-     " FROM fairqueue.rotation"), None, "rotations of a queue"),
-    (("INSERT INTO fairqueue.rotation SELECT queue, turn, era + 1, vtime, vsince, activations, news_from,"
-     " news_open, urgent_from, urgent_open, lease_floor, due_floor, idle_floor, swept, max_concurrency, paused_until,"
-     " running, counted_from, clock, maintain_at, place, planned, ahead, plan_at, lane_tag, lane_since"
-     " FROM fairqueue.rotation"), None, "rotations of a queue"),
+    (SECOND_ROTATION.format("turn + 64"), None, "rotations of a queue"),
+    (SECOND_ROTATION.format("turn"), None, "rotations of a queue"),
     ("DELETE FROM fairqueue.rotation", "capped", "a lease below lease_floor"),
     ("DELETE FROM fairqueue.rotation", None, "rotations of a queue"),
     # signals and messages

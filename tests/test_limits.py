@@ -274,6 +274,11 @@ def rename_there_and_back(session: Session, **policy: Any) -> None:
     sql(session, "UPDATE fairqueue.channel SET name = 'acme' WHERE name = 'elsewhere'")
 
 
+#: The next dequeue is one of those that tidy up.
+TIDY = """
+    UPDATE fairqueue.rotation
+    SET turn = (turn / 64 + 1) * 64, era = fairqueue.rotation_era((turn / 64 + 1) * 64), due_floor = 0
+"""
 RECREATIONS = [delete_and_create, delete_then_create, merge, rename_there_and_back]
 
 
@@ -328,7 +333,7 @@ class TestRecreation:
         put(session, "busy", 300)
         assert len(take(session, 200)) == 200
         # The next dequeue takes the turn, and it is one of those that tidy up.
-        sql(session, "UPDATE fairqueue.rotation SET turn = (turn / 64 + 1) * 64, era = turn / 64 + 1, due_floor = 0")
+        sql(session, TIDY)
         take(session)
         lanes = select(text("channel FROM fairqueue.lane ORDER BY channel"))
         assert session.scalars(lanes).all() == ["busy", "capped", "rated"]
@@ -349,7 +354,7 @@ class TestRecreation:
         move_clock(session, NOW + hours * 3_600_000)
         put(session, "busy", 201)
         assert len(take(session, 200)) == 200
-        sql(session, "UPDATE fairqueue.rotation SET turn = (turn / 64 + 1) * 64, era = turn / 64 + 1, due_floor = 0")
+        sql(session, TIDY)
         assert take(session) == ["busy"]
         limit(session, "rated", release_interval_ms=30 * 3_600_000)
         put(session, "rated")

@@ -86,8 +86,8 @@ def plan_buffers(connection: Connection) -> list[int]:
     planned = "SELECT count(*) FROM fairqueue.plan p JOIN fairqueue.rotation r ON p.place > r.place - 32"
     connection.execute("SELECT fairqueue.scheduler_unplan('default')")
     connection.execute(
-        "UPDATE fairqueue.rotation SET turn = turn / 64 * 64 + 65, era = turn / 64 + 1, planned = place, ahead = 512,"
-        " plan_at = 0"
+        "UPDATE fairqueue.rotation SET turn = turn / 64 * 64 + 65, era = fairqueue.rotation_era(turn / 64 * 64 + 65),"
+        " planned = place, ahead = 512, plan_at = 0"
     )
     touched = [buffers(connection, 1)]
     assert count(connection, planned) == 16
@@ -204,7 +204,7 @@ def test_a_flood_looks_at_nothing_that_was_served(drained: Connection) -> None:
 def test_no_turn_looks_at_what_was_served(drained: Connection) -> None:
     """Whatever is done now and then, in the turns of which it is done."""
     for turn in range(1024, 2080, 32):
-        drained.execute("UPDATE fairqueue.rotation SET turn = 1024 * 1024 + %s, era = 16384 + %s", (turn, turn // 64))
+        drained.execute("UPDATE fairqueue.rotation SET turn = %s, era = fairqueue.rotation_era(%s)", [2**20 + turn] * 2)
         assert buffers(drained, 1) < 5000
 
 

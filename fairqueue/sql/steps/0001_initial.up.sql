@@ -441,14 +441,14 @@ CREATE INDEX queue_without_history ON queue (name) WHERE history_days = 0;
 --
 -- Besides the virtual time it holds the lower bounds from which every index scan of a dequeue starts, so that none
 -- walks over entries that are dead but, because of an old snapshot, not yet removable. The row itself is updated by
--- every dequeue that has the turn and does something, and by who plans on without it. Its key holds a number that grows,
--- so that it is read as the last entry of its index, however many dead versions lie before it; but only every 64 turns,
--- as versions between which the key doesn't change stand in one page and need no entry of their own.
+-- every dequeue that has the turn and does something, and by who plans on without it. Its key holds a number that
+-- grows, so that it is read as the last entry of its index, however many dead versions lie before it; but only every 64
+-- turns, as versions between which the key doesn't change stand in one page and need no entry of their own.
 CREATE TABLE rotation (
     queue            text        NOT NULL,
     turn             bigint      NOT NULL,
-    -- Always rotation_era(turn). Not a generated column: as part of the key, that keeps PostgreSQL 18 from updating a table
-    -- that is published.
+    -- Always rotation_era(turn). Not a generated column: as part of the key, that keeps PostgreSQL 18 from updating a
+    -- table that is published.
     era              bigint      NOT NULL,
     -- Start tag of the message served last, but for what was taken from plan since: where a channel that becomes active
     -- starts.
@@ -1743,7 +1743,6 @@ DECLARE
     -- Before anything is locked here.
     v_wrote CONSTANT boolean := pg_current_xact_id_if_assigned() IS NOT NULL;
     v_turn bigint;
-    v_era bigint;
     v_place bigint;
     v_planned bigint;
     v_lane_tag bigint;
@@ -1773,15 +1772,15 @@ BEGIN
                 v_now := unix_ms(v_clock);
                 v_until := v_clock + make_interval(secs => lease_seconds);
                 -- Calm: no lease that ran out, no lane that is due, and no limit.
-                SELECT t.turn, t.era, t.place, t.planned, t.lane_tag, t.lane_since, t.news_from, t.urgent_from,
+                SELECT t.turn, t.place, t.planned, t.lane_tag, t.lane_since, t.news_from, t.urgent_from,
                     t.planned > t.place AND t.lane_tag IS NOT NULL,
                     t.max_concurrency IS NULL AND (t.paused_until <= v_now) IS NOT FALSE
                         AND t.lease_floor > v_clock AND t.lease_floor <= v_until
                         AND t.due_floor > v_now AND t.maintain_at > v_now AND t.clock - 1000 <= v_now
                         AND greatest(t.news_from, t.urgent_from) <= pg_snapshot_xmax(pg_current_snapshot()),
                     t.planned - t.place <= t.ahead AND t.ahead >= t.plan_at
-                INTO v_turn, v_era, v_place, v_planned, v_lane_tag, v_lane_since, v_news_from, v_urgent_from,
-                    v_is_planned, v_is_calm, v_extend
+                INTO v_turn, v_place, v_planned, v_lane_tag, v_lane_since, v_news_from, v_urgent_from, v_is_planned,
+                    v_is_calm, v_extend
                 FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1;
                 EXIT tries WHEN v_look = 1 AND v_is_planned IS NOT TRUE;
                 EXIT WHEN v_look = 2 OR pg_try_advisory_xact_lock_shared(queue_key(v_queue));
@@ -1802,7 +1801,7 @@ BEGIN
                 LEFT JOIN LATERAL (
                     SELECT k.place, k.upto FROM taken k WHERE k.queue = v_queue AND k.turn = v_turn
                     ORDER BY k.place DESC LIMIT 1) k ON true
-                WHERE t.queue = v_queue AND t.era = v_era AND t.turn = v_turn AND t.place = v_place
+                WHERE t.queue = v_queue AND t.era = rotation_era(v_turn) AND t.turn = v_turn AND t.place = v_place
                     AND v_is_planned AND v_is_calm
                     AND 2 * (coalesce(k.place, v_place) - v_place) <= v_planned - v_place
                     AND v_planned >= coalesce(k.place, v_place) + 8 * max_messages
@@ -2683,9 +2682,9 @@ BEGIN
     FROM scheduler_rebuild(v_queue, r.turn, r.vtime, v_now, true, r.activations) b;
     UPDATE rotation t
     SET turn = r.turn + 1, era = rotation_era(r.turn + 1), activations = r.activations, due_floor = r.due_floor,
-        lease_floor = r.lease_floor, max_concurrency = r.max_concurrency, paused_until = r.paused_until, running = r.running,
-        counted_from = r.turn, clock = v_now, idle_floor = -1, swept = '', place = greatest(t.place, t.planned),
-        planned = greatest(t.place, t.planned), ahead = 0,
+        lease_floor = r.lease_floor, max_concurrency = r.max_concurrency, paused_until = r.paused_until,
+        running = r.running, counted_from = r.turn, clock = v_now, idle_floor = -1, swept = '',
+        place = greatest(t.place, t.planned), planned = greatest(t.place, t.planned), ahead = 0,
         plan_at = plan_after(), lane_tag = NULL, lane_since = NULL,
         -- All signals are to be read again, whatever they say.
         news_from = '0', news_open = '{}', urgent_from = '0', urgent_open = '{}'
@@ -2769,8 +2768,9 @@ RETURN (0.5 + random() / 2) * least(coalesce(max_backoff, 3600),
 
 -- The part of a rotation's key that grows: 64 turns have the same.
 --
--- Called by all that write turn, into whose statements it is expanded; takes no lock. The more turns have the same, the
--- fewer entries the index has; but under an old snapshot so many dead versions may have to be looked through.
+-- Called by scheduler_serve, scheduler_serve_shares and queue_repair, which write turn, by message_dequeue and
+-- queue_check, into whose statements it is expanded; takes no lock. The more turns have the same, the fewer entries the
+-- index has; but under an old snapshot so many dead versions may have to be looked through.
 CREATE FUNCTION rotation_era(turn bigint) RETURNS bigint
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN turn / 64;
@@ -3265,20 +3265,20 @@ BEGIN
     -- rounded, nor beyond the present.
     ), reaches AS (
         SELECT s.*, least(now_ms, greatest(s.head_at,
-                least(now_ms, s.head_at + s.gap_at * (1.25 * s.share + 2)::double precision)::bigint)) AS reach_at,
+                least(now_ms, s.head_at + s.gap_at * 1.25 * (s.share + 2))::bigint)) AS reach_at,
             CASE WHEN s.gap_at > 0 THEN 9223372036854775807 ELSE greatest(s.head_id,
-                least(9e18, s.head_id + s.gap_id * (1.25 * s.share + 2)::double precision)::bigint) END AS reach_id
+                least(9e18, s.head_id + s.gap_id * 1.25 * (s.share + 2))::bigint) END AS reach_id
         FROM shares s
     -- The last one of a lane isn't planned: so the lane stays active.
     ), candidates AS MATERIALIZED (
         SELECT s.lane, s.channel, s.since, m.row, m.id, m.dequeue_at, m.nth > s.share AS is_beyond, m.is_last,
-            s.tag + m.upto - m.step AS start, s.tag + m.upto - m.step - m.previous_step AS previous_start,
+            s.tag + m.before AS start, s.tag + m.before - m.previous_step AS previous_start,
             (m.dequeue_at::double precision - s.head_at) / nullif(m.nth - 1, 0) AS gap_at,
             greatest(0, (m.id::double precision - s.head_id) / nullif(m.nth - 1, 0)) AS gap_id
         FROM reaches s
         CROSS JOIN LATERAL (
-            SELECT m.row, m.id, m.dequeue_at, m.step, row_number() OVER w AS nth, lead(m.id) OVER w IS NULL AS is_last,
-                (sum(m.step) OVER w)::bigint AS upto, lag(m.step) OVER w AS previous_step
+            SELECT m.row, m.id, m.dequeue_at, row_number() OVER w AS nth, lead(m.id) OVER w IS NULL AS is_last,
+                (sum(m.step) OVER w)::bigint - m.step AS before, lag(m.step) OVER w AS previous_step
             FROM (
                 SELECT m.row, m.id, m.dequeue_at, lane_step(m.cost, s.weight) AS step
                 -- An index scan reads all that is within its bounds on a page, though few are wanted: so there are two,
@@ -3322,18 +3322,16 @@ BEGIN
             AND (c.is_last OR (c.start, c.since) > (k.start, k.since))
     ), written AS (
         INSERT INTO plan (queue, place, rows, ids, tags, sinces, channels)
-        SELECT v_queue, v_planned + k.first + n.first, p.rows[k.first + n.first:k.first + n.last],
-            p.ids[k.first + n.first:k.first + n.last], p.tags[k.first + n.first:k.first + n.last],
-            p.sinces[k.first + n.first:k.first + n.last], k.channels[n.first:n.last]
+        SELECT v_queue, v_planned + n, p.rows[n:n + 31], p.ids[n:n + 31], p.tags[n:n + 31], p.sinces[n:n + 31],
+            k.channels[n - k.before:n - k.before + 31]
         FROM planned p
         -- To cut something out of many names, all before it are read: so it is cut out of some.
         CROSS JOIN LATERAL (
-            SELECT k.first, p.channels[k.first + 1:k.first + 512] AS channels
-            FROM generate_series(0, p.messages - 1, 512) AS k (first)
+            SELECT k.before, p.channels[k.before + 1:k.before + 512] AS channels
+            FROM generate_series(0, p.messages - 1, 512) AS k (before)
             OFFSET 0) k
         -- Small enough that reading one costs little where a single message is wanted.
-        CROSS JOIN LATERAL (
-            SELECT n.first, n.first + 31 AS last FROM generate_series(1, cardinality(k.channels), 32) AS n (first)) n
+        CROSS JOIN generate_series(k.before + 1, k.before + cardinality(k.channels), 32) AS n
         WHERE p.messages >= 2 * (SELECT count(*) FROM moves)
         RETURNING cardinality(rows) AS messages
     ), count AS MATERIALIZED (

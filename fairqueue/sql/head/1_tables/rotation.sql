@@ -2,14 +2,14 @@
 --
 -- Besides the virtual time it holds the lower bounds from which every index scan of a dequeue starts, so that none
 -- walks over entries that are dead but, because of an old snapshot, not yet removable. The row itself is updated by
--- every dequeue that has the turn and does something, and by who plans on without it. Its key holds a number that grows,
--- so that it is read as the last entry of its index, however many dead versions lie before it; but only every 64 turns,
--- as versions between which the key doesn't change stand in one page and need no entry of their own.
+-- every dequeue that has the turn and does something, and by who plans on without it. Its key holds a number that
+-- grows, so that it is read as the last entry of its index, however many dead versions lie before it; but only every 64
+-- turns, as versions between which the key doesn't change stand in one page and need no entry of their own.
 CREATE TABLE rotation (
     queue            text        NOT NULL,
     turn             bigint      NOT NULL,
-    -- Always rotation_era(turn). Not a generated column: as part of the key, that keeps PostgreSQL 18 from updating a table
-    -- that is published.
+    -- Always rotation_era(turn). Not a generated column: as part of the key, that keeps PostgreSQL 18 from updating a
+    -- table that is published.
     era              bigint      NOT NULL,
     -- Start tag of the message served last, but for what was taken from plan since: where a channel that becomes active
     -- starts.

@@ -58,9 +58,9 @@ BEGIN
     FROM scheduler_rebuild(v_queue, r.turn, r.vtime, v_now, true, r.activations) b;
     UPDATE rotation t
     SET turn = r.turn + 1, era = rotation_era(r.turn + 1), activations = r.activations, due_floor = r.due_floor,
-        lease_floor = r.lease_floor, max_concurrency = r.max_concurrency, paused_until = r.paused_until, running = r.running,
-        counted_from = r.turn, clock = v_now, idle_floor = -1, swept = '', place = greatest(t.place, t.planned),
-        planned = greatest(t.place, t.planned), ahead = 0,
+        lease_floor = r.lease_floor, max_concurrency = r.max_concurrency, paused_until = r.paused_until,
+        running = r.running, counted_from = r.turn, clock = v_now, idle_floor = -1, swept = '',
+        place = greatest(t.place, t.planned), planned = greatest(t.place, t.planned), ahead = 0,
         plan_at = plan_after(), lane_tag = NULL, lane_since = NULL,
         -- All signals are to be read again, whatever they say.
         news_from = '0', news_open = '{}', urgent_from = '0', urgent_open = '{}'

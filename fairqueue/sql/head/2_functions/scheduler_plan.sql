@@ -76,20 +76,20 @@ BEGIN
     -- rounded, nor beyond the present.
     ), reaches AS (
         SELECT s.*, least(now_ms, greatest(s.head_at,
-                least(now_ms, s.head_at + s.gap_at * (1.25 * s.share + 2)::double precision)::bigint)) AS reach_at,
+                least(now_ms, s.head_at + s.gap_at * 1.25 * (s.share + 2))::bigint)) AS reach_at,
             CASE WHEN s.gap_at > 0 THEN 9223372036854775807 ELSE greatest(s.head_id,
-                least(9e18, s.head_id + s.gap_id * (1.25 * s.share + 2)::double precision)::bigint) END AS reach_id
+                least(9e18, s.head_id + s.gap_id * 1.25 * (s.share + 2))::bigint) END AS reach_id
         FROM shares s
     -- The last one of a lane isn't planned: so the lane stays active.
     ), candidates AS MATERIALIZED (
         SELECT s.lane, s.channel, s.since, m.row, m.id, m.dequeue_at, m.nth > s.share AS is_beyond, m.is_last,
-            s.tag + m.upto - m.step AS start, s.tag + m.upto - m.step - m.previous_step AS previous_start,
+            s.tag + m.before AS start, s.tag + m.before - m.previous_step AS previous_start,
             (m.dequeue_at::double precision - s.head_at) / nullif(m.nth - 1, 0) AS gap_at,
             greatest(0, (m.id::double precision - s.head_id) / nullif(m.nth - 1, 0)) AS gap_id
         FROM reaches s
         CROSS JOIN LATERAL (
-            SELECT m.row, m.id, m.dequeue_at, m.step, row_number() OVER w AS nth, lead(m.id) OVER w IS NULL AS is_last,
-                (sum(m.step) OVER w)::bigint AS upto, lag(m.step) OVER w AS previous_step
+            SELECT m.row, m.id, m.dequeue_at, row_number() OVER w AS nth, lead(m.id) OVER w IS NULL AS is_last,
+                (sum(m.step) OVER w)::bigint - m.step AS before, lag(m.step) OVER w AS previous_step
             FROM (
                 SELECT m.row, m.id, m.dequeue_at, lane_step(m.cost, s.weight) AS step
                 -- An index scan reads all that is within its bounds on a page, though few are wanted: so there are two,
@@ -133,18 +133,16 @@ BEGIN
             AND (c.is_last OR (c.start, c.since) > (k.start, k.since))
     ), written AS (
         INSERT INTO plan (queue, place, rows, ids, tags, sinces, channels)
-        SELECT v_queue, v_planned + k.first + n.first, p.rows[k.first + n.first:k.first + n.last],
-            p.ids[k.first + n.first:k.first + n.last], p.tags[k.first + n.first:k.first + n.last],
-            p.sinces[k.first + n.first:k.first + n.last], k.channels[n.first:n.last]
+        SELECT v_queue, v_planned + n, p.rows[n:n + 31], p.ids[n:n + 31], p.tags[n:n + 31], p.sinces[n:n + 31],
+            k.channels[n - k.before:n - k.before + 31]
         FROM planned p
         -- To cut something out of many names, all before it are read: so it is cut out of some.
         CROSS JOIN LATERAL (
-            SELECT k.first, p.channels[k.first + 1:k.first + 512] AS channels
-            FROM generate_series(0, p.messages - 1, 512) AS k (first)
+            SELECT k.before, p.channels[k.before + 1:k.before + 512] AS channels
+            FROM generate_series(0, p.messages - 1, 512) AS k (before)
             OFFSET 0) k
         -- Small enough that reading one costs little where a single message is wanted.
-        CROSS JOIN LATERAL (
-            SELECT n.first, n.first + 31 AS last FROM generate_series(1, cardinality(k.channels), 32) AS n (first)) n
+        CROSS JOIN generate_series(k.before + 1, k.before + cardinality(k.channels), 32) AS n
         WHERE p.messages >= 2 * (SELECT count(*) FROM moves)
         RETURNING cardinality(rows) AS messages
     ), count AS MATERIALIZED (
