@@ -1743,6 +1743,7 @@ DECLARE
     -- Before anything is locked here.
     v_wrote CONSTANT boolean := pg_current_xact_id_if_assigned() IS NOT NULL;
     v_turn bigint;
+    v_era bigint;
     v_place bigint;
     v_planned bigint;
     v_lane_tag bigint;
@@ -1772,15 +1773,15 @@ BEGIN
                 v_now := unix_ms(v_clock);
                 v_until := v_clock + make_interval(secs => lease_seconds);
                 -- Calm: no lease that ran out, no lane that is due, and no limit.
-                SELECT t.turn, t.place, t.planned, t.lane_tag, t.lane_since, t.news_from, t.urgent_from,
+                SELECT t.turn, t.era, t.place, t.planned, t.lane_tag, t.lane_since, t.news_from, t.urgent_from,
                     t.planned > t.place AND t.lane_tag IS NOT NULL,
                     t.max_concurrency IS NULL AND (t.paused_until <= v_now) IS NOT FALSE
                         AND t.lease_floor > v_clock AND t.lease_floor <= v_until
                         AND t.due_floor > v_now AND t.maintain_at > v_now AND t.clock - 1000 <= v_now
                         AND greatest(t.news_from, t.urgent_from) <= pg_snapshot_xmax(pg_current_snapshot()),
                     t.planned - t.place <= t.ahead AND t.ahead >= t.plan_at
-                INTO v_turn, v_place, v_planned, v_lane_tag, v_lane_since, v_news_from, v_urgent_from, v_is_planned,
-                    v_is_calm, v_extend
+                INTO v_turn, v_era, v_place, v_planned, v_lane_tag, v_lane_since, v_news_from, v_urgent_from,
+                    v_is_planned, v_is_calm, v_extend
                 FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1;
                 EXIT tries WHEN v_look = 1 AND v_is_planned IS NOT TRUE;
                 EXIT WHEN v_look = 2 OR pg_try_advisory_xact_lock_shared(queue_key(v_queue));
@@ -1801,7 +1802,7 @@ BEGIN
                 LEFT JOIN LATERAL (
                     SELECT k.place, k.upto FROM taken k WHERE k.queue = v_queue AND k.turn = v_turn
                     ORDER BY k.place DESC LIMIT 1) k ON true
-                WHERE t.queue = v_queue AND t.era = rotation_era(v_turn) AND t.turn = v_turn AND t.place = v_place
+                WHERE t.queue = v_queue AND t.era = v_era AND t.turn = v_turn AND t.place = v_place
                     AND v_is_planned AND v_is_calm
                     AND 2 * (coalesce(k.place, v_place) - v_place) <= v_planned - v_place
                     AND v_planned >= coalesce(k.place, v_place) + 8 * max_messages
@@ -2768,9 +2769,9 @@ RETURN (0.5 + random() / 2) * least(coalesce(max_backoff, 3600),
 
 -- The part of a rotation's key that grows: 64 turns have the same.
 --
--- Called by scheduler_serve, scheduler_serve_shares and queue_repair, which write turn, by message_dequeue and
--- queue_check, into whose statements it is expanded; takes no lock. The more turns have the same, the fewer entries the
--- index has; but under an old snapshot so many dead versions may have to be looked through.
+-- Called by scheduler_serve, scheduler_serve_shares and queue_repair, which write turn, and by queue_check, into whose
+-- statements it is expanded; takes no lock. The more turns have the same, the fewer entries the index has; but under an
+-- old snapshot so many dead versions may have to be looked through.
 CREATE FUNCTION rotation_era(turn bigint) RETURNS bigint
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN turn / 64;
