@@ -211,7 +211,7 @@ def test_doctests() -> None:
     [
         *("fairqueue", "fairqueue.producing", "fairqueue.consuming", "fairqueue.leases", "fairqueue.waiting"),
         *("fairqueue.models", "fairqueue.payloads", "fairqueue.policies", "fairqueue.errors", "fairqueue.checking"),
-        *("fairqueue.status", "fairqueue.cli"),
+        *("fairqueue.status", "fairqueue.cli", "fairqueue.worker.pace"),
         *("fairqueue.testing", "fairqueue.testing.clock", "fairqueue.testing.messages", "fairqueue.testing.draining"),
     ],
 )

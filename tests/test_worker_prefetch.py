@@ -11,6 +11,7 @@ from sqlalchemy import Engine, select
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
+from fairqueue.worker.pace import Pace
 from fairqueue.worker.running import Run
 from tests.acts import lease_of, put, put_all, wait_until
 from tests.fixtures.workers import WorkerOf
@@ -138,10 +139,14 @@ def test_one_that_is_lost(session: Session, worker_of: WorkerOf, caplog: pytest.
     assert began == [first, third]
 
 
+@pytest.mark.parametrize("prefetch", [0, 1])
 @pytest.mark.parametrize("kind", ["plain", "async"])
-def test_a_report_that_takes_long(kind: str, session: Session, engine: Engine, worker_of: WorkerOf) -> None:
-    """Meanwhile as many more begin as there are slots; and then no more, as what isn't reported may be done again."""
+def test_a_report_that_takes_long(
+    kind: str, prefetch: int, session: Session, engine: Engine, worker_of: WorkerOf
+) -> None:
+    """Meanwhile as many more begin as there are places; and then no more, as what isn't reported may be done again."""
     ids = put(session, "acme", 6)
+    places = 1 + prefetch
     begun, go = threading.Event(), threading.Event()
     began: list[int] = []
 
@@ -151,17 +156,17 @@ def test_a_report_that_takes_long(kind: str, session: Session, engine: Engine, w
         if message.id == ids[0]:
             go.wait(30)
 
-    app = worker_of(kind, body, concurrency=1, poll=RARELY)
+    app = worker_of(kind, body, concurrency=1, prefetch=prefetch, poll=RARELY)
     with app, Session(engine) as holder:
         assert begun.wait(30)
         holder.execute(select(fq.Message.id).where(fq.Message.id == ids[0]).with_for_update())
         go.set()
-        wait_until(lambda: began == ids[:2])
+        wait_until(lambda: began == ids[: 2 * places])
         run = app._run
         assert run is not None
-        wait_until(lambda: len(run.unreported) == 2)
+        wait_until(lambda: len(run.unreported) == 2 * places)
         assert run.free() == 0
-        assert leased(session) == 2
+        assert leased(session) == 2 * places
         holder.rollback()
         assert wait_for_endings(session, 6) == {"completed": 6}
     assert began == ids
@@ -187,7 +192,9 @@ def test_nothing_more_is_there(session: Session, worker_of: WorkerOf, monkeypatc
 
     monkeypatch.setattr(Run, "dequeue", look)
     monkeypatch.setattr(Run, "send", hold)
-    app = worker_of("plain", lambda message, _: ends[message.id].wait(30), concurrency=2, poll=RARELY, notify=False)
+    app = worker_of(
+        "plain", lambda message, _: ends[message.id].wait(30), concurrency=2, prefetch=0, poll=RARELY, notify=False
+    )
     with app:
         wait_until(lambda: leased(session) == 2)
         run = app._run
@@ -205,3 +212,96 @@ def test_nothing_more_is_there(session: Session, worker_of: WorkerOf, monkeypatc
         assert looks == [2, 1]
         report.set()
         assert wait_for_endings(session, 2) == {"completed": 2}
+
+
+def test_by_default_as_many_as_are_begun_meanwhile(session: Session, worker_of: WorkerOf) -> None:
+    """A dequeue takes longer than these handlers: so the slot doesn't wait for each of their messages."""
+    put(session, "acme", 300)
+    standing = 0
+
+    def body(*_: Any) -> None:
+        nonlocal standing
+        run = app._run
+        assert run is not None
+        standing = max(standing, len(run.standby))
+
+    app = worker_of("plain", body, concurrency=1)
+    with app:
+        assert wait_for_endings(session, 300) == {"completed": 300}
+    assert standing > 1
+    check_invariants(session.connection())
+
+
+def test_no_slot_comes_free(session: Session, worker_of: WorkerOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stands by is left to others, without an attempt, and no more is leased ahead."""
+    first, *others = put(session, "acme", 10)
+    go = threading.Event()
+    choose(monkeypatch, 3)
+    monkeypatch.setattr("fairqueue.worker.pace._PATIENCE", 0.1)
+    app = worker_of("plain", lambda message, _: message.id != first or go.wait(30), concurrency=1, poll=RARELY)
+    with app:
+        wait_until(lambda: leased(session) == 4)
+        wait_until(lambda: leased(session) == 1)
+        run = app._run
+        assert run is not None
+        wait_until(lambda: not run.unreported and run.full)
+        assert (run.pace.prefetch, run.free(), leased(session)) == (0, 0, 1)
+        left = session.execute(
+            select(fq.Message.id, fq.Message.attempt - fq.Message.forgiven)
+            .where(fq.Message.leased_until.is_(None))
+            .order_by(fq.Message.id)
+        ).all()
+        assert [tuple(row) for row in left] == [(id_, 0) for id_ in others]
+        session.commit()
+        go.set()
+        assert wait_for_endings(session, 10) == {"completed": 10}
+    check_invariants(session.connection())
+
+
+def test_without_a_backlog(session: Session, worker_of: WorkerOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing stands by while another worker may have a slot for it; nor does who has no slot wait for more."""
+    put(session, "acme")
+    go = threading.Event()
+    choose(monkeypatch, 3)
+    with worker_of("plain", lambda *_: go.wait(30), concurrency=1, poll=RARELY, notify=False) as app:
+        run = app._run
+        assert run is not None
+        wait_until(lambda: run.full)
+        assert (run.pace.prefetch, run.waiting) == (0, False)
+        put(session, "acme")
+        wait_until(lambda: run.full)
+        assert len(lease_of(session, 2)) == 1
+        go.set()
+        assert wait_for_endings(session, 1) == {"completed": 1}
+
+
+def test_what_the_pace_is_told(session: Session, worker_of: WorkerOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(session, "acme", 20)
+    begun, go = threading.Event(), threading.Event()
+    told = choose(monkeypatch, 4, 10, before_second=begun)
+
+    def body(*_: Any) -> None:
+        begun.set()
+        go.wait(30)
+
+    with worker_of("plain", body, concurrency=1, poll=RARELY):
+        wait_until(lambda: len(told) == 3)
+        go.set()
+        assert wait_for_endings(session, 20) == {"completed": 20}
+    assert told[:3] == [(1, 0), (4, 0), (6, 4)]
+
+
+def choose(
+    monkeypatch: pytest.MonkeyPatch, *prefetch: int, before_second: threading.Event | None = None
+) -> list[tuple[int, int]]:
+    """After each dequeue as many are to stand by, whatever the pace is. Returns what it was told: leased, standing."""
+    told: list[tuple[int, int]] = []
+
+    def dequeued(pace: Pace, messages: int, *, standing: int, **_: float) -> None:
+        told.append((messages, standing))
+        if before_second is not None and len(told) == 2:
+            assert before_second.wait(30)
+        pace.prefetch = prefetch[min(len(told), len(prefetch)) - 1]
+
+    monkeypatch.setattr(Pace, "dequeued", dequeued)
+    return told

@@ -112,8 +112,9 @@ class Worker:
     :param engine: an Engine or an AsyncEngine, for its own statements and, unless told otherwise, the handler's.
     :param queue: whose messages.
     :param concurrency: how many at a time, in this process.
-    :param prefetch: how many more to lease ahead, to stand by in this process. Where handlers take milliseconds, they
-        then don't wait for the database. What stands by is decided: a tenant that comes now comes after it.
+    :param prefetch: how many more to lease ahead, to stand by in this process: tenants that come now come after them.
+        None: as many as slots take up during two dequeues, so that none waits for the database. That is none where
+        handlers take a second, and 100 where they take no time (:mod:`fairqueue.worker.pace`).
     :param lease: for how many seconds (or a timedelta) messages are leased; leases are extended while their handlers
         run, so this is how long the messages of a killed worker wait.
     :param poll: seconds (or a timedelta) between two looks while there is nothing to do and no notification comes.
@@ -133,7 +134,7 @@ class Worker:
         *,
         queue: str = "default",
         concurrency: int = 10,
-        prefetch: int = 0,
+        prefetch: int | None = None,
         lease: float | timedelta = 30,
         poll: float | timedelta = 1,
         grace: float | timedelta = 30,
@@ -149,7 +150,7 @@ class Worker:
         self.engine = engine
         self.queue = check_name("queue", queue)
         self.concurrency = check_count("concurrency", concurrency, 1, 10_000)
-        self.prefetch = check_count("prefetch", prefetch, 0, 10_000)
+        self.prefetch = None if prefetch is None else check_count("prefetch", prefetch, 0, 10_000)
         self.lease = check_seconds("lease", lease, 1)
         self.poll = check_seconds("poll", poll, 0.001)
         self.grace = check_seconds("grace", grace, 0)

@@ -1,15 +1,16 @@
 """One run of a worker: a fetcher, the jobs, a reporter and a heart, as tasks of one event loop.
 
-* The *fetcher* leases as many messages as there are free places: ``concurrency`` and ``prefetch`` together. It asks
-  again when half of what stands by has been begun. When it gets fewer, there is nothing more to do, and it waits: for a
-  notification, for one of our own messages to end (which may make room under a limit), or the next poll.
+* The *fetcher* leases as many messages as there are free places: ``concurrency``, and those to stand by, together. It
+  asks again when half of what stands by has been begun. When it gets fewer, there is nothing more to do, and it waits:
+  for a notification, for one of our own messages to end (which may make room under a limit), or the next poll. What
+  stands by because the fetcher chose so (:mod:`.pace`), and then finds no slot, is left to others.
 * A *job* is a message, from its lease until its end is in the database. It has a place until what becomes of it is
   decided. ``concurrency`` of them run at a time, the others stand by in the order in which they were leased. A slot
   goes on with what stands by until nothing does; a thread does so by itself, and leaves to the event loop what became
   of each.
 * The *reporter* sends decisions to the database in batches: all that have come while it sent the last ones. The fetcher
-  doesn't wait for it; but of those to be reported, all beyond ``concurrency`` keep their places, so that what can't be
-  reported isn't taken on for long.
+  doesn't wait for it; but of those to be reported, all beyond as many as there are places keep theirs, so that what
+  can't be reported isn't taken on for long.
 * The *heart* extends the leases of all jobs, each third of a lease. After an outage or a freeze the fetcher doesn't
   wait for it: a dequeue puts back all messages whose leases have run out, our own among them.
 """
@@ -37,6 +38,7 @@ from .decisions import Decision, Defer, Retry, alike, apply
 from .handlers import Handled
 from .jobs import Job, Signal
 from .listening import Listener
+from .pace import Pace
 from .threads import Threads
 from .wire import can_listen
 
@@ -71,6 +73,7 @@ class Run:
         self.statements: dict[int, Any] = {}
         self.jobs: set[Job] = set()
         self.standby: deque[Job] = deque()
+        self.pace = Pace(worker.prefetch)
         #: Those that a thread has run, until the event loop hears of it.
         self.handled: deque[tuple[Job, Handled]] = deque()
         self.collecting = False
@@ -101,10 +104,14 @@ class Run:
             self.grace.cancel()
         self.stopping.set()
         self.looking.cancel()
+        self.leave_to_others()
+        self.news.set()
+
+    def leave_to_others(self) -> None:
+        """Hand back what stands by."""
         with contextlib.suppress(IndexError):  # threads take from it, too
             while True:
                 self.decide(self.standby.popleft(), _HAND_BACK)
-        self.news.set()
 
     async def to_its_end(self, started: Callable[[], object]) -> int:
         """In a task of its own, which goes on when we are cancelled: that is a stop, the second time in a hurry."""
@@ -150,13 +157,18 @@ class Run:
         while not self.stopping.is_set():
             free = self.free()
             # Where something stands by, the next call can wait until it is worth its while.
-            if free <= 0 or (self.standby and free <= self.worker.prefetch // 2):
+            if free <= 0 or (self.standby and free <= self.pace.prefetch // 2):
                 self.full = True
-                await self.news.wait()
+                if not await self.news.wait(self.pace.patience if self.standby else float("inf")):
+                    self.pace.rest()
+                    self.leave_to_others()
                 self.full = False
                 continue
             limit = min(free, _LARGEST_BATCH)
+            asked = monotonic()
             batch = await self.dequeue(limit)
+            now = monotonic()
+            self.pace.dequeued(len(batch), standing=len(self.standby), seconds=now - asked, now=now)
             for job in batch:
                 self.jobs.add(job)
                 if self.stopping.is_set():
@@ -165,14 +177,16 @@ class Run:
                     self.standby.append(job)
             self.start(tasks)
             if len(batch) < limit:
-                await self.idle()
+                self.pace.rest()
+                if self.free() > 0:
+                    await self.idle()
         self.fetching = False
         self.releases.set()
 
     def free(self) -> int:
         """How many more messages there are places for."""
-        concurrency, unreported = self.worker.concurrency, len(self.unreported)
-        return concurrency + self.worker.prefetch - (len(self.jobs) - min(unreported, concurrency))
+        places = self.worker.concurrency + self.pace.prefetch
+        return places - (len(self.jobs) - min(len(self.unreported), places))
 
     def start(self, tasks: TaskGroup) -> None:
         """Run what stands by, as far as there are slots."""

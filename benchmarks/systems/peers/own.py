@@ -1,4 +1,4 @@
-"""fairqueue by its worker, beside which the other workers are measured: with prefetch, and as it is by default."""
+"""fairqueue by its worker, beside which others are measured: with a hundred that stand by, and as it is by default."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class FairqueueWorker(Fairqueue, Working):
     name = "fairqueue-worker"
     about = "this project, by fq.Worker, a plain handler without a session, prefetch=100"
     package = "fairqueue"
-    prefetch = 100
+    prefetch: int | None = 100
 
     def work(self, dsn: str, handle: Callable[[str], None], stop: threading.Event) -> None:
         engine = create_engine(embedded.sqlalchemy_url(dsn))
@@ -35,5 +35,5 @@ class FairqueueWorker(Fairqueue, Working):
 
 class FairqueueWorkerDefault(FairqueueWorker):
     name = "fairqueue-worker-default"
-    about = "the same without prefetch, as it is by default"
-    prefetch = 0
+    about = "the same as it is by default, where as many stand by as slots take up during two dequeues, up to 100"
+    prefetch = None
