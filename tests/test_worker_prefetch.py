@@ -236,11 +236,11 @@ def test_no_slot_comes_free(session: Session, worker_of: WorkerOf, monkeypatch: 
     """What stands by is left to others, without an attempt, and no more is leased ahead."""
     first, *others = put(session, "acme", 10)
     go = threading.Event()
-    choose(monkeypatch, 3)
+    told = choose(monkeypatch, 3)
     monkeypatch.setattr("fairqueue.worker.pace._PATIENCE", 0.1)
     app = worker_of("plain", lambda message, _: message.id != first or go.wait(30), concurrency=1, poll=RARELY)
     with app:
-        wait_until(lambda: leased(session) == 4)
+        wait_until(lambda: [messages for messages, _ in told] == [1, 3])
         wait_until(lambda: leased(session) == 1)
         run = app._run
         assert run is not None
@@ -262,15 +262,15 @@ def test_without_a_backlog(session: Session, worker_of: WorkerOf, monkeypatch: p
     """Nothing stands by while another worker may have a slot for it; nor does who has no slot wait for more."""
     put(session, "acme")
     go = threading.Event()
-    choose(monkeypatch, 3)
+    told = choose(monkeypatch, 3)
     with worker_of("plain", lambda *_: go.wait(30), concurrency=1, poll=RARELY, notify=False) as app:
         run = app._run
         assert run is not None
         wait_until(lambda: run.full)
         assert (run.pace.prefetch, run.waiting) == (0, False)
         put(session, "acme")
-        wait_until(lambda: run.full)
         assert len(lease_of(session, 2)) == 1
+        assert len(told) == 2
         go.set()
         assert wait_for_endings(session, 1) == {"completed": 1}
 
@@ -278,12 +278,19 @@ def test_without_a_backlog(session: Session, worker_of: WorkerOf, monkeypatch: p
 def test_what_the_pace_is_told(session: Session, worker_of: WorkerOf, monkeypatch: pytest.MonkeyPatch) -> None:
     put(session, "acme", 20)
     begun, go = threading.Event(), threading.Event()
-    told = choose(monkeypatch, 4, 10, before_second=begun)
+    told = choose(monkeypatch, 4, 10)
+    dequeue = Run.dequeue
+
+    async def once_begun(run: Run, limit: int) -> list[Any]:
+        if told:
+            await to_thread.run_sync(begun.wait, 30)
+        return await dequeue(run, limit)
 
     def body(*_: Any) -> None:
         begun.set()
         go.wait(30)
 
+    monkeypatch.setattr(Run, "dequeue", once_begun)
     with worker_of("plain", body, concurrency=1, poll=RARELY):
         wait_until(lambda: len(told) == 3)
         go.set()
@@ -291,16 +298,12 @@ def test_what_the_pace_is_told(session: Session, worker_of: WorkerOf, monkeypatc
     assert told[:3] == [(1, 0), (4, 0), (6, 4)]
 
 
-def choose(
-    monkeypatch: pytest.MonkeyPatch, *prefetch: int, before_second: threading.Event | None = None
-) -> list[tuple[int, int]]:
+def choose(monkeypatch: pytest.MonkeyPatch, *prefetch: int) -> list[tuple[int, int]]:
     """After each dequeue as many are to stand by, whatever the pace is. Returns what it was told: leased, standing."""
     told: list[tuple[int, int]] = []
 
     def dequeued(pace: Pace, messages: int, *, standing: int, **_: float) -> None:
         told.append((messages, standing))
-        if before_second is not None and len(told) == 2:
-            assert before_second.wait(30)
         pace.prefetch = prefetch[min(len(told), len(prefetch)) - 1]
 
     monkeypatch.setattr(Pace, "dequeued", dequeued)

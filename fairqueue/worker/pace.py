@@ -3,8 +3,8 @@
 While a dequeue is under way, slots come free: by Little's law as many as take up a message in a second, times the
 seconds of the dequeue. So many have to stand by when it is sent, which is when half of them are gone: twice as many are
 leased. Where handlers take seconds, that is none. Where they take less than the dequeue, it doubles from one to the
-next, up to a hundred, beyond which the time of a dequeue is little beside that of its messages. Nor do any stand by
-where there is no backlog, as another worker may have a slot for them::
+next, up to a hundred, beyond which the time of a dequeue is little beside that of its messages. Nor are more leased
+ahead where there is no backlog, as another worker may have a slot for them::
 
     from fairqueue.worker.pace import Pace
 
@@ -18,9 +18,10 @@ from __future__ import annotations
 
 __all__ = ["Pace"]
 
-#: So many at most: what a worker holds has to wait for the end of its lease if that is killed.
+#: So many at most: what a worker holds, these and as many again that aren't reported, waits for the end of its lease if
+#: that is killed.
 _MOST = 100
-#: Seconds without the end of a handler after which what stands by is left to others.
+#: Seconds without any news, the end of a handler or a notification, after which what stands by is left to others.
 _PATIENCE = 1.0
 
 
@@ -32,7 +33,7 @@ class Pace:
 
     def __init__(self, prefetch: int | None = None) -> None:
         self.prefetch = prefetch or 0
-        #: Seconds that what stands by may wait while no slot comes free.
+        #: Seconds without any news that what stands by may wait.
         self.patience = _PATIENCE if prefetch is None else float("inf")
         self._adapts = prefetch is None
         self._leased = self._taken = 0
@@ -55,7 +56,7 @@ class Pace:
         self._taken, self._last = taken, now
 
     def rest(self) -> None:
-        """There is no backlog, or no slot came free in the time of patience: find out anew."""
+        """There is no backlog, or there was no news in the time of patience: lease none ahead, and find out anew."""
         if self._adapts:
             self.prefetch = 0
             self._last = float("-inf")
