@@ -33,6 +33,22 @@ def test_never_more_than_twice_what_was_taken_up(taken: int, seconds: float, pas
     assert paced(7, taken, seconds=seconds, passed=passed).prefetch == 7
 
 
+def test_after_an_outage() -> None:
+    """Handlers of a second, ten at a time, while the database is away for a minute or the turn is held for two seconds.
+
+    The pauses between tries are no dequeue to be waited for.
+    """
+    assert paced(None, 20, seconds=60, passed=60).prefetch == 0
+    assert paced(None, 20, seconds=2, passed=2).prefetch == 5
+
+
+@given(taken=st.integers(0, 1000), seconds=TIMES, passed=TIMES)
+def test_within_half_of_its_patience(taken: int, seconds: float, passed: float) -> None:
+    """At the pace that was seen."""
+    pace = paced(None, taken, seconds=seconds, passed=passed)
+    assert pace.prefetch * max(seconds, passed) <= taken * pace.patience / 2 + max(seconds, passed)
+
+
 @given(taken=st.integers(1, 10_000), seconds=TIMES)
 def test_what_stands_by_is_not_taken_up(taken: int, seconds: float) -> None:
     pace = Pace()

@@ -3,6 +3,7 @@
 import threading
 from collections import Counter
 from contextvars import ContextVar
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import fairqueue as fq
 from fairqueue.worker.pace import Pace
 from fairqueue.worker.running import Run
 from tests.acts import lease_of, put, put_all, wait_until
-from tests.fixtures.workers import WorkerOf
+from tests.fixtures.workers import EngineOf, WorkerOf
 from tests.invariants import check_invariants
 from tests.working import RARELY, endings, leased, wait_for_endings
 
@@ -232,13 +233,26 @@ def test_by_default_as_many_as_are_begun_meanwhile(session: Session, worker_of: 
     check_invariants(session.connection())
 
 
-def test_no_slot_comes_free(session: Session, worker_of: WorkerOf, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_no_slot_comes_free(
+    kind: str, session: Session, engine_of: EngineOf, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """What stands by is left to others, without an attempt, and no more is leased ahead."""
+    caplog.set_level("INFO")
     first, *others = put(session, "acme", 10)
     go = threading.Event()
     told = choose(monkeypatch, 3)
     monkeypatch.setattr("fairqueue.worker.pace._PATIENCE", 0.1)
-    app = worker_of("plain", lambda message, _: message.id != first or go.wait(30), concurrency=1, poll=RARELY)
+    app = fq.Worker(engine_of(kind), concurrency=1, poll=RARELY)
+
+    def plain(message: fq.LeasedMessage[Any]) -> None:
+        if message.id == first:
+            go.wait(30)
+
+    async def asynchronous(message: fq.LeasedMessage[Any]) -> None:
+        await to_thread.run_sync(plain, message)
+
+    app.handler(plain if kind == "plain" else asynchronous)
     with app:
         wait_until(lambda: [messages for messages, _ in told] == [1, 3])
         wait_until(lambda: leased(session) == 1)
@@ -255,7 +269,70 @@ def test_no_slot_comes_free(session: Session, worker_of: WorkerOf, monkeypatch: 
         session.commit()
         go.set()
         assert wait_for_endings(session, 10) == {"completed": 10}
+    assert "leaves to others what stands by (3): no slot came free in 0.1 s" in caplog.text
     check_invariants(session.connection())
+
+
+@pytest.mark.parametrize("ends", [0, 3])
+def test_news_is_no_slot(
+    ends: int, session: Session, worker_of: WorkerOf, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The oldest that stands by counts, however much else happens: a notification, ends, a dequeue, a heartbeat."""
+    caplog.set_level("INFO")
+    put(session, "acme", 10)
+    later = 0.0
+    go = threading.Semaphore(0)
+    began: list[int] = []
+
+    def body(message: Any, _: Any) -> None:
+        began.append(message.id)
+        go.acquire(timeout=30)
+
+    told = choose(monkeypatch, 4)
+    monkeypatch.setattr("fairqueue.worker.pace._PATIENCE", 1000)
+    monkeypatch.setattr("fairqueue.worker.running.monotonic", lambda: monotonic() + later)
+    app = worker_of("plain", body, concurrency=1, poll=RARELY)
+    with app:
+        run = app._run
+        assert run is not None
+        wait_until(lambda: len(told) == 2 and run.full)
+        later = 900
+        for _ in range(ends):
+            go.release()
+        run.threads.call_soon(run.news.set)
+        wait_until(lambda: len(began) == 1 + ends and len(told) == (3 if ends else 2) and run.full)
+        assert len(run.standby) == 4
+        assert "no slot came free" not in caplog.text
+        later = 999.9
+        run.threads.call_soon(run.news.set)
+        wait_until(lambda: "stands by (4): no slot came free in 1000 s" in caplog.text)
+        go.release(10)
+        assert wait_for_endings(session, 10) == {"completed": 10}
+    check_invariants(session.connection())
+
+
+def test_fewer_places_than_are_unreported(
+    session: Session, worker_of: WorkerOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once they are reported the worker goes on."""
+    put(session, "acme", 30)
+    told = choose(monkeypatch, 10, 10, 0)
+    report = threading.Event()
+    send = Run.send
+
+    async def hold(run: Run, batch: Any) -> None:
+        await to_thread.run_sync(report.wait, 30)
+        await send(run, batch)
+
+    monkeypatch.setattr(Run, "send", hold)
+    with worker_of("plain", lambda *_: None, concurrency=1, poll=RARELY) as app:
+        run = app._run
+        assert run is not None
+        wait_until(lambda: len(run.unreported) == 22)
+        wait_until(lambda: run.full)
+        assert told == [(1, 0), (10, 0), (11, 0)]
+        report.set()
+        assert wait_for_endings(session, 30) == {"completed": 30}
 
 
 def test_without_a_backlog(session: Session, worker_of: WorkerOf, monkeypatch: pytest.MonkeyPatch) -> None:

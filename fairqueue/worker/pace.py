@@ -4,7 +4,10 @@ While a dequeue is under way, slots come free: by Little's law as many as take u
 seconds of the dequeue. So many have to stand by when it is sent, which is when half of them are gone: twice as many are
 leased. Where handlers take seconds, that is none. Where they take less than the dequeue, it doubles from one to the
 next, up to a hundred, beyond which the time of a dequeue is little beside that of its messages. Nor are more leased
-ahead where there is no backlog, as another worker may have a slot for them::
+ahead where there is no backlog, as another worker may have a slot for them.
+
+A pace is a guess, and handlers may slow down. So what stands by has patience for a second, and is then left to other
+workers. At the pace that was seen it takes half of that at most, so that what was leased isn't handed back as a rule::
 
     from fairqueue.worker.pace import Pace
 
@@ -21,8 +24,10 @@ __all__ = ["Pace"]
 #: So many at most: what a worker holds, these and as many again that aren't reported, waits for the end of its lease if
 #: that is killed.
 _MOST = 100
-#: Seconds without any news, the end of a handler or a notification, after which what stands by is left to others.
+#: Seconds that a message may stand by before it is left to others.
 _PATIENCE = 1.0
+#: Seconds of a dequeue that count. One may take longer, when it waits for another's turn or for a server that is away.
+_LONGEST = _PATIENCE / 4
 
 
 class Pace:
@@ -33,7 +38,7 @@ class Pace:
 
     def __init__(self, prefetch: int | None = None) -> None:
         self.prefetch = prefetch or 0
-        #: Seconds without any news that what stands by may wait.
+        #: Seconds that a message may stand by.
         self.patience = _PATIENCE if prefetch is None else float("inf")
         self._adapts = prefetch is None
         self._leased = self._taken = 0
@@ -51,12 +56,13 @@ class Pace:
         if self._adapts:
             # At least the time of the dequeue has passed: so this is at most twice what was taken up.
             passed = max(now - self._last, seconds)
-            self.prefetch = min(_MOST, round(2 * (taken - self._taken) * seconds / passed)) if passed else 0
+            ahead = 2 * min(seconds, _LONGEST)
+            self.prefetch = min(_MOST, round((taken - self._taken) * ahead / passed)) if passed else 0
         self._leased += messages
         self._taken, self._last = taken, now
 
     def rest(self) -> None:
-        """There is no backlog, or there was no news in the time of patience: lease none ahead, and find out anew."""
+        """There is no backlog, or patience has ended: lease none ahead, and find out anew."""
         if self._adapts:
             self.prefetch = 0
             self._last = float("-inf")

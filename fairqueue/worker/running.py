@@ -3,7 +3,7 @@
 * The *fetcher* leases as many messages as there are free places: ``concurrency``, and those to stand by, together. It
   asks again when half of what stands by has been begun. When it gets fewer, there is nothing more to do, and it waits:
   for a notification, for one of our own messages to end (which may make room under a limit), or the next poll. What
-  stands by because the fetcher chose so (:mod:`.pace`), and then finds no slot, is left to others.
+  stands by because the fetcher chose so (:mod:`.pace`), and has found no slot when its time is over, is left to others.
 * A *job* is a message, from its lease until its end is in the database. It has a place until what becomes of it is
   decided. ``concurrency`` of them run at a time, the others stand by in the order in which they were leased. A slot
   goes on with what stands by until nothing does; a thread does so by itself, and leaves to the event loop what became
@@ -155,13 +155,22 @@ class Run:
 
     async def fetch(self, tasks: TaskGroup) -> None:
         while not self.stopping.is_set():
+            patience = self.patience()
+            if patience <= 0:
+                log.info(
+                    "%s leaves to others what stands by (%d): no slot came free in %g s",
+                    self.worker.name,
+                    len(self.standby),
+                    self.pace.patience,
+                )
+                self.pace.rest()
+                self.leave_to_others()
+                continue
             free = self.free()
             # Where something stands by, the next call can wait until it is worth its while.
             if free <= 0 or (self.standby and free <= self.pace.prefetch // 2):
                 self.full = True
-                if not await self.news.wait(self.pace.patience if self.standby else float("inf")):
-                    self.pace.rest()
-                    self.leave_to_others()
+                await self.news.wait(patience)
                 self.full = False
                 continue
             limit = min(free, _LARGEST_BATCH)
@@ -182,6 +191,14 @@ class Run:
                     await self.idle()
         self.fetching = False
         self.releases.set()
+
+    def patience(self) -> float:
+        """Seconds that what stands by may go on doing so: by the one that has done so for the longest."""
+        try:
+            oldest = self.standby[0]
+        except IndexError:  # also when a thread has just taken the last one
+            return float("inf")
+        return oldest.leased + self.pace.patience - monotonic()
 
     def free(self) -> int:
         """How many more messages there are places for."""
@@ -209,8 +226,10 @@ class Run:
             )
 
         def lease(session: Session) -> list[Job]:
-            now = monotonic()
-            return [Job(message, now) for message in session.scalars(statement)]
+            asked = monotonic()
+            messages = session.scalars(statement).all()
+            leased = monotonic()
+            return [Job(message, asked=asked, leased=leased) for message in messages]
 
         batch = await self.database.insist("dequeue", lease, alone=True, until=self.stopping, before=self.catch_up)
         return batch or []
