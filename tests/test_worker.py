@@ -13,7 +13,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sess
 
 import fairqueue as fq
 from fairqueue import roles, schema
-from fairqueue.worker.running import Run
+from fairqueue.worker.reporting import Reporter
 from tests.acts import expire, lease_of, put, put_all, wait_until
 from tests.fixtures.workers import EngineOf, WorkerOf
 from tests.invariants import check_invariants
@@ -194,15 +194,15 @@ def test_completions_go_in_batches(
     put_all(session, {"acme": 10, "globex": 10})
     reporting = threading.Event()
     batches: list[int] = []
-    send = Run.send
+    send = Reporter.send
 
-    async def hold(run: Run, batch: Any) -> None:
+    async def hold(reporter: Reporter, batch: Any) -> None:
         batches.append(len(batch))
         reporting.set()
         async with asyncio.timeout(30):
-            while len(run.unreported) < 20 and len(batches) == 1:  # noqa: ASYNC110 - it is no event
+            while len(reporter.unreported) < 20 and len(batches) == 1:  # noqa: ASYNC110 - it is no event
                 await asyncio.sleep(0.01)
-        await send(run, batch)
+        await send(reporter, batch)
 
     def plain(message: fq.LeasedMessage[Any]) -> None:
         assert message.id == 1 or reporting.wait(30)
@@ -211,7 +211,7 @@ def test_completions_go_in_batches(
         while message.id != 1 and not reporting.is_set():  # noqa: ASYNC110 - of threads, too
             await asyncio.sleep(0.01)
 
-    monkeypatch.setattr(Run, "send", hold)
+    monkeypatch.setattr(Reporter, "send", hold)
     app = fq.Worker(engine_of(kind), concurrency=20, poll=0.05)
     app.handler(plain if kind == "plain" else wait)
     with statements(app.engine, "message_complete") as sent, app:
@@ -223,23 +223,23 @@ def test_each_decision_is_a_transaction(session: Session, engine_of: EngineOf, m
     """Else one that waits for a message would keep the others locked, and it could come to a deadlock."""
     put_all(session, {"acme": 6})
     groups: list[list[str]] = []
-    send = Run.send
+    send = Reporter.send
     reporting = threading.Event()
     gone = fq.Cancel("gone")
 
-    async def hold(run: Run, group: Any) -> None:
+    async def hold(reporter: Reporter, group: Any) -> None:
         groups.append(sorted(type(decision).__name__ for _, decision in group))
         reporting.set()
         async with asyncio.timeout(30):
-            while len(run.unreported) < 6 and len(groups) == 1:  # noqa: ASYNC110 - it is no event
+            while len(reporter.unreported) < 6 and len(groups) == 1:  # noqa: ASYNC110 - it is no event
                 await asyncio.sleep(0.01)
-        await send(run, group)
+        await send(reporter, group)
 
     def handle(message: fq.LeasedMessage[Any]) -> fq.Cancel | None:
         assert message.id == 1 or reporting.wait(30)
         return gone if message.id % 2 == 0 else None
 
-    monkeypatch.setattr(Run, "send", hold)
+    monkeypatch.setattr(Reporter, "send", hold)
     app = fq.Worker(engine_of("plain"), concurrency=6, poll=0.05)
     app.handler(handle)
     with app:

@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 
 import fairqueue as fq
 from fairqueue.worker.pace import Pace
+from fairqueue.worker.reporting import Reporter
 from fairqueue.worker.running import Run
 from tests.acts import lease_of, put, put_all, wait_until
 from tests.fixtures.workers import EngineOf, WorkerOf
@@ -165,7 +166,7 @@ def test_a_report_that_takes_long(
         wait_until(lambda: began == ids[: 2 * places])
         run = app._run
         assert run is not None
-        wait_until(lambda: len(run.unreported) == 2 * places)
+        wait_until(lambda: len(run.reporter.unreported) == 2 * places)
         assert run.free() == 0
         assert leased(session) == 2 * places
         holder.rollback()
@@ -179,7 +180,7 @@ def test_nothing_more_is_there(session: Session, worker_of: WorkerOf, monkeypatc
     looks: list[int] = []
     ends = {first: threading.Event(), second: threading.Event()}
     looked, report = threading.Event(), threading.Event()
-    dequeue, send = Run.dequeue, Run.send
+    dequeue, send = Run.dequeue, Reporter.send
 
     async def look(run: Run, limit: int) -> list[Any]:
         looks.append(limit)
@@ -187,12 +188,12 @@ def test_nothing_more_is_there(session: Session, worker_of: WorkerOf, monkeypatc
             await to_thread.run_sync(looked.wait, 30)
         return await dequeue(run, limit)
 
-    async def hold(run: Run, batch: Any) -> None:
+    async def hold(reporter: Reporter, batch: Any) -> None:
         await to_thread.run_sync(report.wait, 30)
-        await send(run, batch)
+        await send(reporter, batch)
 
     monkeypatch.setattr(Run, "dequeue", look)
-    monkeypatch.setattr(Run, "send", hold)
+    monkeypatch.setattr(Reporter, "send", hold)
     app = worker_of(
         "plain", lambda message, _: ends[message.id].wait(30), concurrency=2, prefetch=0, poll=RARELY, notify=False
     )
@@ -203,7 +204,7 @@ def test_nothing_more_is_there(session: Session, worker_of: WorkerOf, monkeypatc
         ends[first].set()
         wait_until(lambda: len(looks) == 2)
         ends[second].set()
-        wait_until(lambda: len(run.unreported) == 2)
+        wait_until(lambda: len(run.reporter.unreported) == 2)
         looked.set()
         wait_until(lambda: run.waiting)
         for _ in range(10):  # what the event loop had to do is done
@@ -242,7 +243,9 @@ def test_no_slot_comes_free(
     first, *others = put(session, "acme", 10)
     go = threading.Event()
     told = choose(monkeypatch, 3)
-    monkeypatch.setattr("fairqueue.worker.pace._PATIENCE", 0.1)
+    later = 0.0
+    monkeypatch.setattr("fairqueue.worker.pace._PATIENCE", 1000)
+    monkeypatch.setattr("fairqueue.worker.running.monotonic", lambda: monotonic() + later)
     app = fq.Worker(engine_of(kind), concurrency=1, poll=RARELY)
 
     def plain(message: fq.LeasedMessage[Any]) -> None:
@@ -254,11 +257,13 @@ def test_no_slot_comes_free(
 
     app.handler(plain if kind == "plain" else asynchronous)
     with app:
-        wait_until(lambda: [messages for messages, _ in told] == [1, 3])
-        wait_until(lambda: leased(session) == 1)
         run = app._run
         assert run is not None
-        wait_until(lambda: not run.unreported and run.full)
+        wait_until(lambda: [messages for messages, _ in told] == [1, 3] and run.full)
+        later = 999.9
+        run.threads.call_soon(run.news.set)
+        wait_until(lambda: leased(session) == 1)
+        wait_until(lambda: not run.reporter.unreported and run.full)
         assert (run.pace.prefetch, run.free(), leased(session)) == (0, 0, 1)
         left = session.execute(
             select(fq.Message.id, fq.Message.attempt - fq.Message.forgiven)
@@ -269,7 +274,7 @@ def test_no_slot_comes_free(
         session.commit()
         go.set()
         assert wait_for_endings(session, 10) == {"completed": 10}
-    assert "leaves to others what stands by (3): no slot came free in 0.1 s" in caplog.text
+    assert "leaves to others what stands by (3): the oldest has done so for more than 1000 s" in caplog.text
     check_invariants(session.connection())
 
 
@@ -302,10 +307,10 @@ def test_news_is_no_slot(
         run.threads.call_soon(run.news.set)
         wait_until(lambda: len(began) == 1 + ends and len(told) == (3 if ends else 2) and run.full)
         assert len(run.standby) == 4
-        assert "no slot came free" not in caplog.text
+        assert "leaves to others" not in caplog.text
         later = 999.9
         run.threads.call_soon(run.news.set)
-        wait_until(lambda: "stands by (4): no slot came free in 1000 s" in caplog.text)
+        wait_until(lambda: "stands by (4): the oldest has done so for more than 1000 s" in caplog.text)
         go.release(10)
         assert wait_for_endings(session, 10) == {"completed": 10}
     check_invariants(session.connection())
@@ -318,19 +323,19 @@ def test_fewer_places_than_are_unreported(
     put(session, "acme", 30)
     told = choose(monkeypatch, 10, 10, 0)
     report = threading.Event()
-    send = Run.send
+    send = Reporter.send
 
-    async def hold(run: Run, batch: Any) -> None:
+    async def hold(reporter: Reporter, batch: Any) -> None:
         await to_thread.run_sync(report.wait, 30)
-        await send(run, batch)
+        await send(reporter, batch)
 
-    monkeypatch.setattr(Run, "send", hold)
+    monkeypatch.setattr(Reporter, "send", hold)
     with worker_of("plain", lambda *_: None, concurrency=1, poll=RARELY) as app:
         run = app._run
         assert run is not None
-        wait_until(lambda: len(run.unreported) == 22)
-        wait_until(lambda: run.full)
-        assert told == [(1, 0), (10, 0), (11, 0)]
+        wait_until(lambda: len(told) == 3 and run.full)
+        wait_until(lambda: len(run.reporter.unreported) == sum(messages for messages, _ in told))
+        assert run.free() < 0
         report.set()
         assert wait_for_endings(session, 30) == {"completed": 30}
 

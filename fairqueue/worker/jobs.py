@@ -17,12 +17,12 @@ __all__ = ["Job", "Signal"]
 class Job:
     """A message that we have leased."""
 
-    def __init__(self, message: LeasedMessage[Any], *, asked: float, leased: float) -> None:
+    def __init__(self, message: LeasedMessage[Any], extended: float) -> None:
         self.message = message
-        #: When its lease came; by :func:`time.monotonic`.
-        self.leased = leased
-        #: When its lease was given or extended, or a little before.
-        self.extended = asked
+        #: When its lease was given or extended, or a little before; by :func:`time.monotonic`.
+        self.extended = extended
+        #: When it began to stand by.
+        self.since = extended
         #: The task of an async handler. A thread can't be stopped.
         self.task: asyncio.Task[Handled] | None = None
         #: What becomes of it is known; maybe not yet to the database.

@@ -6,8 +6,8 @@ leased. Where handlers take seconds, that is none. Where they take less than the
 next, up to a hundred, beyond which the time of a dequeue is little beside that of its messages. Nor are more leased
 ahead where there is no backlog, as another worker may have a slot for them.
 
-A pace is a guess, and handlers may slow down. So what stands by has patience for a second, and is then left to other
-workers. At the pace that was seen it takes half of that at most, so that what was leased isn't handed back as a rule::
+A pace is a guess, and handlers may slow down. So all that stands by is left to other workers when the oldest of it has
+done so for a second. At the pace that was seen it takes about half of that at most, so that this is no rule::
 
     from fairqueue.worker.pace import Pace
 

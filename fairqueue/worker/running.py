@@ -3,14 +3,15 @@
 * The *fetcher* leases as many messages as there are free places: ``concurrency``, and those to stand by, together. It
   asks again when half of what stands by has been begun. When it gets fewer, there is nothing more to do, and it waits:
   for a notification, for one of our own messages to end (which may make room under a limit), or the next poll. What
-  stands by because the fetcher chose so (:mod:`.pace`), and has found no slot when its time is over, is left to others.
+  stands by because the fetcher chose so (:mod:`.pace`) is left to others when the oldest has done so for too long;
+  after the dequeue, where one is under way.
 * A *job* is a message, from its lease until its end is in the database. It has a place until what becomes of it is
   decided. ``concurrency`` of them run at a time, the others stand by in the order in which they were leased. A slot
   goes on with what stands by until nothing does; a thread does so by itself, and leaves to the event loop what became
   of each.
-* The *reporter* sends decisions to the database in batches: all that have come while it sent the last ones. The fetcher
-  doesn't wait for it; but of those to be reported, all beyond as many as there are places keep theirs, so that what
-  can't be reported isn't taken on for long.
+* The *reporter* (:mod:`.reporting`) sends decisions to the database in batches. The fetcher doesn't wait for it; but
+  of those to be reported, all beyond as many as there are places keep theirs, so that what can't be reported isn't
+  taken on for long.
 * The *heart* extends the leases of all jobs, each third of a lease. After an outage or a freeze the fetcher doesn't
   wait for it: a dequeue puts back all messages whose leases have run out, our own among them.
 """
@@ -34,11 +35,12 @@ from fairqueue.consuming import dequeue, heartbeat
 from fairqueue.leases import Outcome
 
 from .database import Database, not_durable
-from .decisions import Decision, Defer, Retry, alike, apply
+from .decisions import Decision, Defer, Retry
 from .handlers import Handled
 from .jobs import Job, Signal
 from .listening import Listener
 from .pace import Pace
+from .reporting import Reporter
 from .threads import Threads
 from .wire import can_listen
 
@@ -78,13 +80,10 @@ class Run:
         self.handled: deque[tuple[Job, Handled]] = deque()
         self.collecting = False
         self.busy = 0
-        self.decisions: list[tuple[Job, Decision]] = []
-        #: Those that are decided, until it is in the database.
-        self.unreported: set[Job] = set()
+        self.reporter = Reporter(self.database, self.ended)
         self.unfinished: set[Job] = set()
         self.fetching = True
         self.news = Signal()  # for the fetcher
-        self.reports = Signal()  # for the reporter
         self.releases = Signal()  # for the end
         self.stopping = anyio.Event()
         #: The look at the schema, which comes first.
@@ -107,11 +106,14 @@ class Run:
         self.leave_to_others()
         self.news.set()
 
-    def leave_to_others(self) -> None:
-        """Hand back what stands by."""
+    def leave_to_others(self) -> int:
+        """Hand back what stands by. Returns how many those are."""
+        left = 0
         with contextlib.suppress(IndexError):  # threads take from it, too
             while True:
                 self.decide(self.standby.popleft(), _HAND_BACK)
+                left += 1
+        return left
 
     async def to_its_end(self, started: Callable[[], object]) -> int:
         """In a task of its own, which goes on when we are cancelled: that is a stop, the second time in a hurry."""
@@ -135,7 +137,7 @@ class Run:
         worker = self.worker
         log.info("%s works on queue %r, %d at a time", worker.name, worker.queue, worker.concurrency)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self.report)
+            tasks.start_soon(self.reporter.run)
             tasks.start_soon(self.beat)
             if self.listener:
                 tasks.start_soon(self.listener.run)
@@ -157,14 +159,10 @@ class Run:
         while not self.stopping.is_set():
             patience = self.patience()
             if patience <= 0:
-                log.info(
-                    "%s leaves to others what stands by (%d): no slot came free in %g s",
-                    self.worker.name,
-                    len(self.standby),
-                    self.pace.patience,
-                )
                 self.pace.rest()
-                self.leave_to_others()
+                if left := self.leave_to_others():
+                    message = "%s leaves to others what stands by (%d): the oldest has done so for more than %g s"
+                    log.info(message, self.worker.name, left, self.pace.patience)
                 continue
             free = self.free()
             # Where something stands by, the next call can wait until it is worth its while.
@@ -183,6 +181,7 @@ class Run:
                 if self.stopping.is_set():
                     self.decide(job, _HAND_BACK)
                 else:
+                    job.since = now
                     self.standby.append(job)
             self.start(tasks)
             if len(batch) < limit:
@@ -198,12 +197,12 @@ class Run:
             oldest = self.standby[0]
         except IndexError:  # also when a thread has just taken the last one
             return float("inf")
-        return oldest.leased + self.pace.patience - monotonic()
+        return oldest.since + self.pace.patience - monotonic()
 
     def free(self) -> int:
         """How many more messages there are places for."""
         places = self.worker.concurrency + self.pace.prefetch
-        return places - (len(self.jobs) - min(len(self.unreported), places))
+        return places - (len(self.jobs) - min(len(self.reporter.unreported), places))
 
     def start(self, tasks: TaskGroup) -> None:
         """Run what stands by, as far as there are slots."""
@@ -226,10 +225,8 @@ class Run:
             )
 
         def lease(session: Session) -> list[Job]:
-            asked = monotonic()
-            messages = session.scalars(statement).all()
-            leased = monotonic()
-            return [Job(message, asked=asked, leased=leased) for message in messages]
+            now = monotonic()
+            return [Job(message, now) for message in session.scalars(statement)]
 
         batch = await self.database.insist("dequeue", lease, alone=True, until=self.stopping, before=self.catch_up)
         return batch or []
@@ -310,9 +307,7 @@ class Run:
     def decide(self, job: Job, decision: Decision) -> None:
         if not job.decided:
             job.decided = True
-            self.decisions.append((job, decision))
-            self.unreported.add(job)
-            self.reports.set()
+            self.reporter.add(job, decision)
             if self.full:  # else nothing more is there, as long as this isn't reported; or the fetcher will see
                 self.news.set()
 
@@ -332,38 +327,8 @@ class Run:
             )
         job.decided = True
         self.jobs.discard(job)
-        self.unreported.discard(job)
         self.news.set()
         self.releases.set()
-
-    async def report(self) -> None:
-        while True:
-            await self.reports.wait()
-            batch, self.decisions = self.decisions, []
-            for decision, jobs in alike(batch):
-                group = [(job, decision) for job in jobs]
-                try:
-                    await self.send(group)
-                except Exception:  # noqa: BLE001 - one that can't be sent doesn't keep the others from it
-                    for one in group:
-                        try:
-                            await self.send([one])
-                        except Exception:
-                            log.exception("%s can't be reported, and comes back when its lease is over", one[0])
-                            self.ended(*one, None)
-
-    async def send(self, group: list[tuple[Job, Decision]]) -> None:
-        """Report all that have the very same decision, which is one statement.
-
-        It locks them in the order of their ids. With several in one transaction it could come to a deadlock with
-        somebody who cancels many.
-        """
-        decisions = [(job.message, decision) for job, decision in group]
-        outcomes = await self.database.insist(
-            "report how messages ended", lambda session: apply(session, decisions), alone=True, patience=3
-        )
-        for (job, decision), outcome in zip(group, outcomes or [], strict=True):
-            self.ended(job, decision, outcome)
 
     async def beat(self) -> None:
         longest = self.worker.lease / 3  # also while the database is away: who comes too late finds the leases over

@@ -1,0 +1,69 @@
+"""The reporter of a run: it sends to the database what became of messages, in batches of all that came meanwhile."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from fairqueue.leases import Outcome
+
+from .database import Database
+from .decisions import Decision, alike, apply
+from .jobs import Job, Signal
+
+__all__ = ["Reporter"]
+
+log = logging.getLogger("fairqueue.worker")
+
+
+class Reporter:
+    """Sends decisions.
+
+    :param ended: called with what the database says of each, or None where there is no point in trying again.
+    """
+
+    def __init__(self, database: Database, ended: Callable[[Job, Decision, Outcome | None], object]) -> None:
+        self.database = database
+        self.ended = ended
+        self.decisions: list[tuple[Job, Decision]] = []
+        #: Those that are decided, until it is in the database.
+        self.unreported: set[Job] = set()
+        self.news = Signal()
+
+    def add(self, job: Job, decision: Decision) -> None:
+        self.unreported.add(job)
+        self.decisions.append((job, decision))
+        self.news.set()
+
+    async def run(self) -> None:
+        while True:
+            await self.news.wait()
+            batch, self.decisions = self.decisions, []
+            for decision, jobs in alike(batch):
+                group = [(job, decision) for job in jobs]
+                try:
+                    await self.send(group)
+                except Exception:  # noqa: BLE001 - one that can't be sent doesn't keep the others from it
+                    for one in group:
+                        try:
+                            await self.send([one])
+                        except Exception:
+                            log.exception("%s can't be reported, and comes back when its lease is over", one[0])
+                            self.done(*one, None)
+
+    async def send(self, group: list[tuple[Job, Decision]]) -> None:
+        """Report all that have the very same decision, which is one statement.
+
+        It locks them in the order of their ids. With several in one transaction it could come to a deadlock with
+        somebody who cancels many.
+        """
+        decisions = [(job.message, decision) for job, decision in group]
+        outcomes = await self.database.insist(
+            "report how messages ended", lambda session: apply(session, decisions), alone=True, patience=3
+        )
+        for (job, decision), outcome in zip(group, outcomes or [], strict=True):
+            self.done(job, decision, outcome)
+
+    def done(self, job: Job, decision: Decision, outcome: Outcome | None) -> None:
+        self.unreported.discard(job)
+        self.ended(job, decision, outcome)
