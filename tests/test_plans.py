@@ -315,10 +315,8 @@ def test_cancelled_channels_don_t_take_a_round_each(loaded: Connection, raw: Raw
     assert count(loaded, "SELECT turn FROM fairqueue.rotation") - before < 1000
 
 
-@pytest.mark.parametrize("left", [1, 2])
-def test_who_saw_the_table_nearly_empty_reads_no_more(left: int, raw: Raw, database_url: str) -> None:
-    """Analysed in a quiet hour, it seems to be cheap to read as a whole, when a load has just come."""
-    connection = raw(database_url)
+def seen_nearly_empty(connection: Connection, left: int) -> None:
+    """20,000 messages of 1,000 channels, in a table that was analysed when there were so few."""
     connection.autocommit = True
     without_autovacuum(connection)
     fill = "INSERT INTO fairqueue.message (channel) SELECT 'c' || g % 1000 FROM generate_series(1, 20000) g"
@@ -334,6 +332,13 @@ def test_who_saw_the_table_nearly_empty_reads_no_more(left: int, raw: Raw, datab
         leases(connection, 10000)
     connection.execute("VACUUM (ANALYZE) fairqueue.message")
     connection.execute(fill.encode())
+
+
+@pytest.mark.parametrize("left", [1, 2])
+def test_who_saw_the_table_nearly_empty_reads_no_more(left: int, raw: Raw, database_url: str) -> None:
+    """Analysed in a quiet hour, it seems to be cheap to read as a whole, when a load has just come."""
+    connection = raw(database_url)
+    seen_nearly_empty(connection, left)
     connection.execute("SELECT fairqueue.channel_set('small', max_size => 5, overflow => 'drop')")
 
     watched = Watched(raw(database_url))
@@ -361,3 +366,24 @@ def test_who_saw_the_table_nearly_empty_reads_no_more(left: int, raw: Raw, datab
     statements += watched.run("SELECT * FROM fairqueue.message_dequeue('default', 100)")
     read = [(statement.rows_of("message"), statement.query[:200]) for statement in statements]
     assert not [(rows, query) for rows, query in read if rows > 2000]
+
+
+def test_nor_does_who_serves_a_plan(raw: Raw, database_url: str) -> None:
+    """In batches so large that they are served in turn; the indexes were large once, and the plan seems to be long."""
+    connection = raw(database_url)
+    seen_nearly_empty(connection, 1)
+    for names, pages, rows in (("message, message_pkey, message_ready", 5000, 1), ("plan", 1, 100_000)):
+        connection.execute(
+            "UPDATE pg_class SET relpages = %s, reltuples = %s"
+            " WHERE relnamespace = 'fairqueue'::regnamespace AND relname = ANY (string_to_array(%s, ', '))",
+            (pages, rows, names),
+        )
+    watched = Watched(raw(database_url))
+    statements = []
+    while not count(connection, "SELECT count(*) FROM fairqueue.plan"):
+        statements += watched.run("SELECT * FROM fairqueue.message_dequeue('default', 100)")
+    for _ in range(3):
+        statements += watched.run("SELECT * FROM fairqueue.message_dequeue('default', 1000)")
+    assert any("WITH next AS" in statement.query for statement in statements)
+    read = [(statement.rows_of("message"), statement.query[:200]) for statement in statements]
+    assert not [(rows, query) for rows, query in read if rows > 15_000]

@@ -3586,10 +3586,12 @@ BEGIN
             AND m.queue = v_queue AND m.leased_until IS NOT NULL
             AND (whole_queue OR m.channel IN (SELECT n.channel FROM named n))
     ), held AS MATERIALIZED (
-        SELECT m.ctid AS row
-        FROM leases l JOIN message m ON m.ctid = l.row
-        WHERE m.leased_until IS NOT NULL
-        FOR NO KEY UPDATE OF m SKIP LOCKED
+        SELECT m.row
+        FROM leases l
+        CROSS JOIN LATERAL (
+            SELECT m.ctid AS row FROM message m
+            WHERE m.ctid = l.row AND m.leased_until IS NOT NULL
+            FOR NO KEY UPDATE SKIP LOCKED) m
     ), marked AS (
         UPDATE message m SET counted = v_turn FROM held h WHERE m.ctid = h.row RETURNING m.id, m.channel
     ), doubtful AS (
@@ -3859,14 +3861,16 @@ BEGIN
                 WHERE p.queue = v_queue AND p.place > r.place - 32 AND p.place <= r.place + v_want
                     AND p.place + e.nth - 1 > r.place AND p.place + e.nth - 1 <= r.place + v_want
                     AND (v_lane_tag IS NULL OR (e.tag, e.since) < (v_lane_tag, v_lane_since))
-            -- One that was changed meanwhile may be another channel's now.
+            -- One that was changed meanwhile may be another channel's now. Locked one by one: a join might begin with all
+            -- messages, where there seem to be few.
             ), held AS MATERIALIZED (
-                SELECT m.ctid = n.row AS is_same
+                SELECT m.row = n.row AS is_same
                 FROM next n
-                JOIN message m ON m.ctid = n.row
-                WHERE m.id = n.id AND m.queue = v_queue AND m.channel = n.channel AND m.leased_until IS NULL
-                    AND m.dequeue_at <= v_now
-                FOR NO KEY UPDATE OF m SKIP LOCKED
+                CROSS JOIN LATERAL (
+                    SELECT m.ctid AS row FROM message m
+                    WHERE m.ctid = n.row AND m.id = n.id AND m.queue = v_queue AND m.channel = n.channel
+                        AND m.leased_until IS NULL AND m.dequeue_at <= v_now
+                    FOR NO KEY UPDATE SKIP LOCKED) m
             ), served AS MATERIALIZED (
                 SELECT count(*)::integer AS messages, max(n.tag) AS vtime,
                     count(*) = (SELECT count(*) FROM held h WHERE h.is_same) AND count(*) > 0 AS is_good
@@ -3964,11 +3968,13 @@ BEGIN
                 SELECT s.*, s.ripe AND s.tag < min(s.next_tag) FILTER (WHERE s.ripe) OVER () AS taken
                 FROM seen s
             ), held AS MATERIALIZED (
-                SELECT m.ctid = f.row AS is_same
+                SELECT m.row = f.row AS is_same
                 FROM first f
-                JOIN message m ON m.ctid = f.row
-                WHERE f.taken AND m.leased_until IS NULL AND m.dequeue_at <= v_now
-                FOR NO KEY UPDATE OF m SKIP LOCKED
+                CROSS JOIN LATERAL (
+                    SELECT m.ctid AS row FROM message m
+                    WHERE m.ctid = f.row AND m.leased_until IS NULL AND m.dequeue_at <= v_now
+                    FOR NO KEY UPDATE SKIP LOCKED) m
+                WHERE f.taken
             ), served AS MATERIALIZED (
                 SELECT count(*)::integer AS messages, max(f.tag) AS vtime,
                     count(*) = (SELECT count(*) FROM held h WHERE h.is_same) AND count(*) * 2 >= v_want AS is_simple
@@ -4175,11 +4181,13 @@ BEGIN
             AND (h.start, h.since) < (bound_tag, bound_since) AS taken
         FROM horizon h
     ), held AS MATERIALIZED (
-        SELECT m.ctid AS row, k.place, k.is_counted
+        SELECT m.row, k.place, k.is_counted
         FROM marked k
-        JOIN message m ON m.ctid = k.row
-        WHERE k.taken AND m.leased_until IS NULL AND m.dequeue_at <= v_now
-        FOR NO KEY UPDATE OF m SKIP LOCKED
+        CROSS JOIN LATERAL (
+            SELECT m.ctid AS row FROM message m
+            WHERE m.ctid = k.row AND m.leased_until IS NULL AND m.dequeue_at <= v_now
+            FOR NO KEY UPDATE SKIP LOCKED) m
+        WHERE k.taken
     ), leased AS (
         UPDATE message m
         SET attempt = least(m.attempt, 2147483646) + 1, leased_until = v_until, leased_at = v_clock,

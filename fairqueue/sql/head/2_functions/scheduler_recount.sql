@@ -45,10 +45,12 @@ BEGIN
             AND m.queue = v_queue AND m.leased_until IS NOT NULL
             AND (whole_queue OR m.channel IN (SELECT n.channel FROM named n))
     ), held AS MATERIALIZED (
-        SELECT m.ctid AS row
-        FROM leases l JOIN message m ON m.ctid = l.row
-        WHERE m.leased_until IS NOT NULL
-        FOR NO KEY UPDATE OF m SKIP LOCKED
+        SELECT m.row
+        FROM leases l
+        CROSS JOIN LATERAL (
+            SELECT m.ctid AS row FROM message m
+            WHERE m.ctid = l.row AND m.leased_until IS NOT NULL
+            FOR NO KEY UPDATE SKIP LOCKED) m
     ), marked AS (
         UPDATE message m SET counted = v_turn FROM held h WHERE m.ctid = h.row RETURNING m.id, m.channel
     ), doubtful AS (

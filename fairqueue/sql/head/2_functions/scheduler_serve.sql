@@ -230,14 +230,16 @@ BEGIN
                 WHERE p.queue = v_queue AND p.place > r.place - 32 AND p.place <= r.place + v_want
                     AND p.place + e.nth - 1 > r.place AND p.place + e.nth - 1 <= r.place + v_want
                     AND (v_lane_tag IS NULL OR (e.tag, e.since) < (v_lane_tag, v_lane_since))
-            -- One that was changed meanwhile may be another channel's now.
+            -- One that was changed meanwhile may be another channel's now. Locked one by one: a join might begin with all
+            -- messages, where there seem to be few.
             ), held AS MATERIALIZED (
-                SELECT m.ctid = n.row AS is_same
+                SELECT m.row = n.row AS is_same
                 FROM next n
-                JOIN message m ON m.ctid = n.row
-                WHERE m.id = n.id AND m.queue = v_queue AND m.channel = n.channel AND m.leased_until IS NULL
-                    AND m.dequeue_at <= v_now
-                FOR NO KEY UPDATE OF m SKIP LOCKED
+                CROSS JOIN LATERAL (
+                    SELECT m.ctid AS row FROM message m
+                    WHERE m.ctid = n.row AND m.id = n.id AND m.queue = v_queue AND m.channel = n.channel
+                        AND m.leased_until IS NULL AND m.dequeue_at <= v_now
+                    FOR NO KEY UPDATE SKIP LOCKED) m
             ), served AS MATERIALIZED (
                 SELECT count(*)::integer AS messages, max(n.tag) AS vtime,
                     count(*) = (SELECT count(*) FROM held h WHERE h.is_same) AND count(*) > 0 AS is_good
@@ -335,11 +337,13 @@ BEGIN
                 SELECT s.*, s.ripe AND s.tag < min(s.next_tag) FILTER (WHERE s.ripe) OVER () AS taken
                 FROM seen s
             ), held AS MATERIALIZED (
-                SELECT m.ctid = f.row AS is_same
+                SELECT m.row = f.row AS is_same
                 FROM first f
-                JOIN message m ON m.ctid = f.row
-                WHERE f.taken AND m.leased_until IS NULL AND m.dequeue_at <= v_now
-                FOR NO KEY UPDATE OF m SKIP LOCKED
+                CROSS JOIN LATERAL (
+                    SELECT m.ctid AS row FROM message m
+                    WHERE m.ctid = f.row AND m.leased_until IS NULL AND m.dequeue_at <= v_now
+                    FOR NO KEY UPDATE SKIP LOCKED) m
+                WHERE f.taken
             ), served AS MATERIALIZED (
                 SELECT count(*)::integer AS messages, max(f.tag) AS vtime,
                     count(*) = (SELECT count(*) FROM held h WHERE h.is_same) AND count(*) * 2 >= v_want AS is_simple

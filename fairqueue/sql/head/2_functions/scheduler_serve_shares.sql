@@ -88,11 +88,13 @@ BEGIN
             AND (h.start, h.since) < (bound_tag, bound_since) AS taken
         FROM horizon h
     ), held AS MATERIALIZED (
-        SELECT m.ctid AS row, k.place, k.is_counted
+        SELECT m.row, k.place, k.is_counted
         FROM marked k
-        JOIN message m ON m.ctid = k.row
-        WHERE k.taken AND m.leased_until IS NULL AND m.dequeue_at <= v_now
-        FOR NO KEY UPDATE OF m SKIP LOCKED
+        CROSS JOIN LATERAL (
+            SELECT m.ctid AS row FROM message m
+            WHERE m.ctid = k.row AND m.leased_until IS NULL AND m.dequeue_at <= v_now
+            FOR NO KEY UPDATE SKIP LOCKED) m
+        WHERE k.taken
     ), leased AS (
         UPDATE message m
         SET attempt = least(m.attempt, 2147483646) + 1, leased_until = v_until, leased_at = v_clock,
