@@ -179,8 +179,8 @@ def test_nothing_more_is_there(session: Session, worker_of: WorkerOf, monkeypatc
     first, second = put(session, "acme", 2)
     looks: list[int] = []
     ends = {first: threading.Event(), second: threading.Event()}
-    looked, report = threading.Event(), threading.Event()
-    dequeue, send = Run.dequeue, Reporter.send
+    looked, report = threading.Event(), held_reports(monkeypatch)
+    dequeue = Run.dequeue
 
     async def look(run: Run, limit: int) -> list[Any]:
         looks.append(limit)
@@ -188,12 +188,7 @@ def test_nothing_more_is_there(session: Session, worker_of: WorkerOf, monkeypatc
             await to_thread.run_sync(looked.wait, 30)
         return await dequeue(run, limit)
 
-    async def hold(reporter: Reporter, batch: Any) -> None:
-        await to_thread.run_sync(report.wait, 30)
-        await send(reporter, batch)
-
     monkeypatch.setattr(Run, "dequeue", look)
-    monkeypatch.setattr(Reporter, "send", hold)
     app = worker_of(
         "plain", lambda message, _: ends[message.id].wait(30), concurrency=2, prefetch=0, poll=RARELY, notify=False
     )
@@ -322,14 +317,7 @@ def test_fewer_places_than_are_unreported(
     """Once they are reported the worker goes on."""
     put(session, "acme", 30)
     told = choose(monkeypatch, 10, 10, 0)
-    report = threading.Event()
-    send = Reporter.send
-
-    async def hold(reporter: Reporter, batch: Any) -> None:
-        await to_thread.run_sync(report.wait, 30)
-        await send(reporter, batch)
-
-    monkeypatch.setattr(Reporter, "send", hold)
+    report = held_reports(monkeypatch)
     with worker_of("plain", lambda *_: None, concurrency=1, poll=RARELY) as app:
         run = app._run
         assert run is not None
@@ -378,6 +366,19 @@ def test_what_the_pace_is_told(session: Session, worker_of: WorkerOf, monkeypatc
         go.set()
         assert wait_for_endings(session, 20) == {"completed": 20}
     assert told[:3] == [(1, 0), (4, 0), (6, 4)]
+
+
+def held_reports(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Nothing is reported before this is set."""
+    report = threading.Event()
+    send = Reporter.send
+
+    async def hold(reporter: Reporter, group: Any) -> None:
+        await to_thread.run_sync(report.wait, 30)
+        await send(reporter, group)
+
+    monkeypatch.setattr(Reporter, "send", hold)
+    return report
 
 
 def choose(monkeypatch: pytest.MonkeyPatch, *prefetch: int) -> list[tuple[int, int]]:

@@ -114,9 +114,8 @@ class Worker:
     :param concurrency: how many at a time, in this process.
     :param prefetch: how many more to lease ahead, to stand by in this process: tenants that come now come after them.
         None: as many as slots take up during two dequeues, so that they wait less for these. That is none where
-        handlers take a second, and 100 where they take no time (:mod:`fairqueue.worker.pace`). They are
-        handed back when the oldest of them has stood by for a second. A number has so many stand by for as long as it
-        takes.
+        handlers take a second, and 100 where they take no time (:mod:`fairqueue.worker.pace`). They are handed back
+        when the oldest of them has stood by for a second. A number has so many stand by for as long as it takes.
     :param lease: for how many seconds (or a timedelta) messages are leased; leases are extended while their handlers
         run, so this is how long the messages of a killed worker wait.
     :param poll: seconds (or a timedelta) between two looks while there is nothing to do and no notification comes.

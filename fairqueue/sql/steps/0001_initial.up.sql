@@ -3585,6 +3585,7 @@ BEGIN
         WHERE (whole_queue OR (v_counted_from IS NULL AND (SELECT count(*) FROM named) > 0))
             AND m.queue = v_queue AND m.leased_until IS NOT NULL
             AND (whole_queue OR m.channel IN (SELECT n.channel FROM named n))
+    -- Locked one by one, as in scheduler_serve.
     ), held AS MATERIALIZED (
         SELECT m.row
         FROM leases l
@@ -4180,6 +4181,7 @@ BEGIN
             AND (NOT h.cut OR (h.start, h.since) <= (h.last_tag, h.last_since))
             AND (h.start, h.since) < (bound_tag, bound_since) AS taken
         FROM horizon h
+    -- Locked one by one, as in scheduler_serve.
     ), held AS MATERIALIZED (
         SELECT m.row, k.place, k.is_counted
         FROM marked k

@@ -87,6 +87,7 @@ BEGIN
             AND (NOT h.cut OR (h.start, h.since) <= (h.last_tag, h.last_since))
             AND (h.start, h.since) < (bound_tag, bound_since) AS taken
         FROM horizon h
+    -- Locked one by one, as in scheduler_serve.
     ), held AS MATERIALIZED (
         SELECT m.row, k.place, k.is_counted
         FROM marked k
