@@ -18,17 +18,32 @@ from tests.reference import BLOCKED, Entry, Policy
 from tests.twins import EARLY, HOUR, Twins, planned
 
 
-@pytest.fixture
-def twins(session: Session, clock_that_stands: None) -> Twins:
-    """Six channels; what e and f have is just due, and d has one for later. 4 were served, and there is a plan."""
-    twins = Twins(session, {"b": Policy(weight=2)})
+def several_of_each(twins: Twins) -> None:
     for channel in "abcdef":
         twins.put(channel, [1, 2, 0.5] * (2 if channel == "d" else 5), NOW if channel in "ef" else EARLY)
     twins.put("d", at=NOW + HOUR)
     twins.serve(3)
     twins.plan()
-    assert len(planned(session)) > 30
-    assert {channel for channel, _ in planned(session)} == set("abcdef")
+    assert len(planned(twins.session)) > 30
+    assert {channel for channel, _ in planned(twins.session)} == set("abcdef")
+
+
+def heads_of_many(twins: Twins) -> None:
+    """Of 80 channels, some of which have no more than that one, or another one for later."""
+    for number, channel in enumerate(["g", "h", "i", *"abcdef", *(f"j{number}" for number in range(71))]):
+        twins.put(channel, [1, 2, 0.5, 1][: 1 + number % 4], NOW if channel in "ef" else EARLY)
+        if number % 8 == 0:
+            twins.put(channel, at=NOW + HOUR - number)
+    twins.serve(3)
+    twins.plan(18)
+    assert [channel for channel, _ in planned(twins.session)] == [*"bcdef", *(f"j{number}" for number in range(12))]
+
+
+@pytest.fixture(params=[several_of_each, heads_of_many])
+def twins(session: Session, clock_that_stands: None, request: pytest.FixtureRequest) -> Twins:
+    """What e and f have is just due, and there is something for later. Some were served, and there is a plan."""
+    twins = Twins(session, {"b": Policy(weight=2)})
+    request.param(twins)
     return twins
 
 
@@ -198,6 +213,15 @@ def one_is_put_first(twins: Twins) -> None:
     edit(twins, [id_ for channel, id_ in planned(twins.session) if channel == "e"][-1], dequeue_at=NOW - 5)
 
 
+def one_with_a_lower_id_comes(twins: Twins) -> None:
+    """In time it is the first one's equal, of a channel of which one is planned."""
+    ids = [id_ for _, id_ in planned(twins.session)]
+    first = min(id_ for id_, (_, entry) in twins.left.items() if entry.at == EARLY and id_ not in ids)
+    channel = next(name for name, id_ in planned(twins.session) if id_ > first and twins.left[id_][1].at == EARLY)
+    assert twins.left[first][0] != channel
+    edit(twins, first, channel=channel)
+
+
 def one_is_put_off(twins: Twins) -> None:
     edit(twins, planned(twins.session)[9][1], dequeue_at=NOW + HOUR)
 
@@ -351,6 +375,7 @@ def tags_become_large(twins: Twins) -> None:
 EVENTS: list[Callable[[Twins], None]] = [
     a_more_urgent_message,
     one_is_put_first,
+    one_with_a_lower_id_comes,
     one_is_put_off,
     one_goes_to_another_channel,
     one_becomes_costly,
@@ -389,6 +414,66 @@ def test_a_plan_is_given_up_when_it_is_no_longer_right(
         twins.session.commit()
     twins.open()
     twins.drain(limit)
+
+
+@pytest.mark.parametrize("limit", [1, 7])
+def test_what_comes_for_a_channel_that_has_no_more_than_what_is_planned(
+    session: Session, clock_that_stands: None, limit: int
+) -> None:
+    """Something new for some, and for others a message whose time has come: their lanes stand behind the plan."""
+    twins = Twins(session)
+    heads_of_many(twins)
+    before = planned(session)
+    lanes = text(
+        "SELECT channel, tag, since, due FROM fairqueue.lane WHERE channel IN ('b', 'f', 'j7') ORDER BY channel"
+    )
+    stood = session.execute(lanes).all()
+    assert [row.due for row in stood] == [None, NOW + HOUR - 8, NOW + HOUR - 16]
+    twins.put("b")
+    twins.put("j7")
+    twins.now += 2 * HOUR
+    move_clock(session, twins.now)
+    twins.serve(1)
+    assert planned(session) == before[1:]
+    assert fq.check(session) == []
+    assert session.execute(lanes).all() == [(*row[:3], 0) for row in stood]
+    session.commit()
+    twins.drain(limit, 18)
+
+
+def test_a_policy_is_taken_over_when_the_plan_has_been_taken_back(twins: Twins) -> None:
+    """One that is committed in the middle of a turn is to be seen there before its signal is."""
+    trigger = "ALTER TABLE fairqueue.channel {} TRIGGER USER"
+    sql(twins.session, trigger.format("DISABLE"))
+    twins.session.merge(fq.Channel("c", paused=True))
+    twins.session.commit()
+    sql(twins.session, trigger.format("ENABLE"))
+    twins.put("c")
+    twins.serve(1)
+    pause = text("SELECT paused_until FROM fairqueue.lane WHERE channel = 'c'")
+    assert twins.session.scalar(pause) is None
+    assert planned(twins.session)
+    twins.policy("c", Policy(weight=2, paused_until=BLOCKED))
+    twins.serve(1)
+    assert twins.session.scalar(pause) == BLOCKED
+    twins.open()
+    twins.drain(7)
+
+
+def test_heads_are_planned_up_to_the_first_lane_without_one(session: Session, clock_that_stands: None) -> None:
+    """Nor beyond where one of them would come again."""
+    twins = Twins(session, {"c9": Policy(weight=4)})
+    each = [twins.put(f"c{number}", [1] * 2) for number in range(90)]
+    twins.serve(3)
+    twins.cancel(each[18])
+    twins.plan(18)
+    assert [channel for channel, _ in planned(session)] == [f"c{number}" for number in range(4, 18)]
+    while planned(session):
+        twins.serve(1)
+    twins.serve(70)
+    twins.plan(10)
+    assert planned(session) == []
+    twins.drain(1, 20)
 
 
 @pytest.mark.parametrize("limit", [1, 7, 100])

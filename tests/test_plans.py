@@ -160,11 +160,22 @@ def planning(connection: Connection, watched: Watched) -> list[Statement]:
     looks = [
         [node["Actual Loops"] for node in statement.nodes if node.get("Index Name") == "message_ready"]
         for statement in statements
-        if "INSERT INTO plan" in statement.query
+        if "FROM worthwhile" in statement.query
     ]
     assert looks == [[20, 20], [20, 0], [20, 0]]
     for table, rows in {"message": 4 * 512, "lane": 4 * 20}.items():
         assert max(statement.rows_of(table) for statement in statements) <= rows
+    return statements
+
+
+def planning_heads(connection: Connection, watched: Watched) -> list[Statement]:
+    """Of 20,000 channels: each of those that come next is looked at once."""
+    connection.execute("UPDATE fairqueue.rotation SET ahead = 512, plan_at = 0 WHERE queue = 'default'")
+    statements = watched.run("SELECT * FROM fairqueue.message_dequeue()")
+    assert count(connection, "SELECT sum(cardinality(ids)) FROM fairqueue.plan WHERE queue = 'default'") == 512
+    (plan,) = [statement for statement in statements if "scheduler_plan_write" in statement.query]
+    assert plan.rows_of("message") <= 2 * 512
+    assert plan.rows_of("lane") <= 2 * 512
     return statements
 
 
@@ -191,6 +202,7 @@ def test_no_statement_scans_a_table(loaded: Connection, watched: Watched) -> Non
     dead, attempts = leases(loaded, 20)
     statements += watched.run("SELECT * FROM fairqueue.message_fail(%s, %s, retry => false)", dead, attempts)
     statements += watched.run("SELECT * FROM fairqueue.message_redrive(%s)", dead)
+    statements += planning_heads(loaded, watched)
     # A limit on what runs.
     busy = loaded.execute("SELECT max(channel) FROM fairqueue.message WHERE leased_until IS NOT NULL").fetchone()
     statements += watched.run("SELECT fairqueue.channel_set(%s, max_concurrency => 1)", *busy or ())

@@ -6,6 +6,7 @@ The order is that of the plan. Whatever is to be done beside serving waits for t
 import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 import psycopg
 import pytest
@@ -13,7 +14,7 @@ from sqlalchemy import Engine, text, update
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
-from tests.acts import lease_of, plan_ahead, put, sql, wait_until
+from tests.acts import heads_are_planned, lease_of, plan_ahead, put, sql, wait_until
 from tests.fixtures.connections import Raw
 from tests.invariants import check_invariants
 from tests.limiting import limit
@@ -283,10 +284,23 @@ def test_a_repair_in_between(session: Session, order: Ids, workers: list[psycopg
 
 
 @pytest.mark.slow
-def test_many_at_a_time(session: Session, engine: Engine) -> None:
+@pytest.mark.parametrize(("channels", "each"), [(20, 150), (600, 5)], ids=["", "heads"])
+def test_many_at_a_time(session: Session, engine: Engine, channels: int, each: int) -> None:
     """Some roll back, some enqueue and cancel; each message is served once, and the scheduler is never wrong."""
-    for number in range(20):
-        put(session, f"c{number}", 150)
+    with heads_are_planned(engine) if channels > 100 else nullcontext():
+        many_at_a_time(session, engine, channels, each)
+
+
+#: Unix milliseconds of the year 2096.
+FAR = 4_000_000_000_000
+
+
+def many_at_a_time(session: Session, engine: Engine, channels: int, each: int) -> None:
+    names = [f"c{number}" for number in range(channels)]
+    fq.enqueue_many(session, [{"channel": name} for _ in range(each) for name in names])
+    # The time of the last one comes first.
+    fq.enqueue_many(session, [{"channel": name, "dequeue_at": FAR - nth} for nth, name in enumerate(names[::7])])
+    session.commit()
     lease_of(session, 1)
     dice = random.Random(7)  # noqa: S311
 
@@ -319,7 +333,8 @@ def test_many_at_a_time(session: Session, engine: Engine) -> None:
             session.commit()
     results = [future.result() for future in working]
     served = [id_ for ids, _ in results for id_ in ids]
-    left = session.scalars(text("SELECT id FROM fairqueue.message WHERE leased_until IS NULL")).all()
+    ready = text("SELECT id FROM fairqueue.message WHERE leased_until IS NULL AND dequeue_at < :far")
+    left = session.scalars(ready, {"far": FAR - channels}).all()
     assert left == []
     assert len(served) == len(set(served))
     check_invariants(session.connection())

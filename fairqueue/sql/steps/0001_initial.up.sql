@@ -240,8 +240,8 @@ CREATE TABLE history_default PARTITION OF history DEFAULT;
 --   0        ready: has a message that may be served now, and competes by (tag, since)
 --   a time   waiting, in Unix milliseconds: for the hour of its message, its next release, or the end of a pause
 --   2^63-1   blocked: at its max_concurrency, or paused for good; a signal brings it back
---   null     idle: has no message; kept for its tag until the virtual time has passed it, so that a pause gains
---            nothing, and for its limits while they still count something
+--   null     idle: has no message but those in plan; kept for its tag until the virtual time has passed it, so that a
+--            pause gains nothing, and for its limits while they still count something
 CREATE TABLE lane (
     queue            text             NOT NULL,
     channel          text             NOT NULL,
@@ -266,7 +266,7 @@ CREATE TABLE lane (
     -- When its last message was released, in Unix milliseconds; one interval later for each that went ahead of its
     -- time as part of a burst.
     released_at      bigint           NOT NULL,
-    -- The start tag of the last of its messages in plan; none is there unless this is beyond the virtual time.
+    -- The start tag of the last of its messages in plan; none is there unless (planned, since) is beyond the virtual time.
     planned          bigint           NOT NULL,
     -- How far apart its messages stood when some were planned, on average: in time and, which counts where all had the
     -- same time, in ids. A guess, by which scheduler_plan reads no more of them than it needs.
@@ -2388,12 +2388,25 @@ BEGIN
             WHERE m.leased_until IS NULL AND (m.queue, m.channel) > (w.queue, w.channel)
                 AND (v_queue IS NULL OR m.queue = v_queue)
             ORDER BY m.queue, m.channel, m.dequeue_at, m.id LIMIT 1) n
+    -- And what is behind the planned messages of a lane that is idle.
+    ), firsts AS (
+        SELECT w.* FROM walk w
+        UNION ALL
+        SELECT l.queue, l.channel, m.dequeue_at, m.id
+        FROM lanes l
+        CROSS JOIN LATERAL (
+            SELECT m.dequeue_at, m.id FROM message m
+            WHERE m.queue = l.queue AND m.channel = l.channel AND m.leased_until IS NULL
+                AND (m.dequeue_at, m.id) >= (l.head_at, l.head_id)
+            ORDER BY m.dequeue_at, m.id LIMIT 1) m
+        WHERE l.due IS NULL
+            AND EXISTS (SELECT FROM planned p WHERE p.queue = l.queue AND p.channel = l.channel AND NOT p.is_taken)
     )
     SELECT w.queue, w.channel, 'a ready message that no lane and no signal leads to',
         format('message %s, due at %s', w.id, w.dequeue_at),
         (SELECT format('the lane starts at %s, message %s', l.head_at, l.head_id) FROM lanes l
          WHERE l.queue = w.queue AND l.channel = w.channel AND l.due IS NOT NULL LIMIT 1)
-    FROM walk w
+    FROM firsts w
     WHERE NOT EXISTS (
             SELECT FROM lanes l WHERE l.queue = w.queue AND l.channel = w.channel AND l.due IS NOT NULL
                 AND (l.head_at, l.head_id) <= (w.dequeue_at, w.id))
@@ -2407,7 +2420,14 @@ BEGIN
     FROM planned p
     WHERE NOT EXISTS (
         SELECT FROM lanes l WHERE l.queue = p.queue AND l.channel = p.channel AND l.since = p.since
-            AND l.tag > p.tag AND l.planned >= p.tag AND l.due IS NOT NULL)
+            AND l.tag > p.tag AND l.planned >= p.tag)
+    UNION ALL
+    SELECT l.queue, l.channel, 'a lane behind a planned message that is not there', format('(%s, %s)', l.planned, l.since),
+        NULL
+    FROM lanes l JOIN rotations r ON r.queue = l.queue
+    WHERE l.planned >= 0 AND (l.planned, l.since) > (r.vtime, r.vsince)
+        AND NOT EXISTS (
+            SELECT FROM planned p WHERE p.queue = l.queue AND p.channel = l.channel AND p.tag = l.planned)
     UNION ALL
     SELECT p.queue, p.channel, 'a planned message beyond the end of the plan', format('at most %s', r.planned),
         p.place::text
@@ -2815,7 +2835,7 @@ RETURN CASE WHEN age(xmax) > oldest THEN false ELSE row_is_changed(place, xmax, 
 -- With rebuild, the place is that of the first ready message, and null says that there is none.
 --
 -- A channel that becomes active starts at max(its own tag, vtime, the rotation's arrival_tag): neither a pause nor a new
--- name gains anything.
+-- name gains anything. One that has planned messages isn't new: it stands behind these.
 -- Locks: the lanes it changes; nobody else writes lanes while the turn is held.
 --
 -- Returns the number of activations so far, the earliest time at which one of the lanes that now wait is due, and whether
@@ -2840,10 +2860,11 @@ DECLARE
     v_turn CONSTANT bigint := $2;
     v_vtime CONSTANT bigint := $3;
     v_activations CONSTANT bigint := $11;
+    v_vsince bigint;
     v_start bigint;
     v_is_planned boolean;
 BEGIN
-    SELECT greatest(v_vtime, t.arrival_tag), t.planned > t.place INTO v_start, v_is_planned
+    SELECT t.vsince, greatest(v_vtime, t.arrival_tag), t.planned > t.place INTO v_vsince, v_start, v_is_planned
     FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1;
     -- Before what is planned of a channel: then the plan is no longer the order.
     IF v_is_planned AND EXISTS (
@@ -2852,26 +2873,35 @@ BEGIN
             SELECT l.* FROM lane l
             WHERE l.queue = v_queue AND l.channel = n.channel
             ORDER BY l.tag DESC LIMIT 1) l
-        WHERE l.planned >= v_vtime AND (n.at, n.id) < (l.head_at, l.head_id))
+        CROSS JOIN LATERAL (
+            SELECT FROM message m
+            WHERE m.queue = v_queue AND m.channel = n.channel AND m.leased_until IS NULL
+                AND (m.dequeue_at, m.id) > (n.at, n.id) AND (m.dequeue_at, m.id) < (l.head_at, l.head_id)
+            ORDER BY m.dequeue_at DESC, m.id DESC LIMIT 1) m
+        WHERE (l.planned, l.since) > (v_vtime, v_vsince) AND (n.at, n.id) < (l.head_at, l.head_id))
     THEN
         PERFORM scheduler_unplan(v_queue);
     END IF;
 
     WITH known AS (
         SELECT n.channel, n.at, n.id, n.ended, n.running AS counted,
-            l.row, l.due, l.tag, l.since, l.head_at, l.head_id, l.running, l.counted_from, l.released_at,
-            coalesce(c.weight, q.channel_weight, 1) AS weight,
-            coalesce(c.max_concurrency, q.channel_max_concurrency) AS max_concurrency,
-            coalesce(c.release_interval_ms, q.channel_release_interval_ms, 0) AS release_interval,
-            coalesce(c.burst, q.channel_burst, 1) AS burst,
-            paused_until(c.paused, c.resume_at) AS paused_until,
+            l.row, l.due, l.tag, l.since, l.is_planned, l.head_at, l.head_id, l.running, l.counted_from, l.released_at,
+            -- Where something is planned, as it was then: a signal tells of a change, and the plan is taken back first.
+            CASE WHEN l.is_planned THEN l.weight ELSE coalesce(c.weight, q.channel_weight, 1) END AS weight,
+            CASE WHEN l.is_planned THEN l.max_concurrency
+                ELSE coalesce(c.max_concurrency, q.channel_max_concurrency) END AS max_concurrency,
+            CASE WHEN l.is_planned THEN l.release_interval
+                ELSE coalesce(c.release_interval_ms, q.channel_release_interval_ms, 0) END AS release_interval,
+            CASE WHEN l.is_planned THEN l.burst ELSE coalesce(c.burst, q.channel_burst, 1) END AS burst,
+            CASE WHEN l.is_planned THEN l.paused_until ELSE paused_until(c.paused, c.resume_at) END AS paused_until,
             l.weight AS old_weight, l.max_concurrency AS old_max_concurrency, l.burst AS old_burst,
             l.release_interval AS old_release_interval, l.paused_until AS old_paused_until
         FROM (SELECT) AS one
         LEFT JOIN queue q ON q.name = v_queue
         CROSS JOIN unnest(channels, ats, ids, ended, running) AS n (channel, at, id, ended, running)
         LEFT JOIN LATERAL (
-            SELECT l.ctid AS row, l.* FROM lane l
+            SELECT l.ctid AS row, l.*, v_is_planned AND (l.planned, l.since) > (v_vtime, v_vsince) AS is_planned
+            FROM lane l
             WHERE l.queue = v_queue AND l.channel = n.channel
             ORDER BY l.tag DESC LIMIT 1) l ON true
         LEFT JOIN channel c ON c.queue = v_queue AND c.name = n.channel
@@ -2895,7 +2925,8 @@ BEGIN
         WHERE n.row IS NOT NULL OR n.new_at IS NOT NULL OR n.new_running > 0
     ), wanted AS MATERIALIZED (
         -- Rebuilding gives all ready lanes new numbers, in the order of the old ones.
-        SELECT t.*, t.new_due IS NOT DISTINCT FROM 0 AND (rebuild OR t.due IS DISTINCT FROM 0) AS becomes_ready,
+        SELECT t.*, t.new_due IS NOT DISTINCT FROM 0
+                AND (rebuild OR (t.due IS DISTINCT FROM 0 AND t.is_planned IS NOT TRUE)) AS becomes_ready,
             row_number() OVER (ORDER BY CASE WHEN t.due = 0 THEN t.since END NULLS LAST, t.new_id) AS nth
         FROM timed t
     ), changed AS (
@@ -2904,6 +2935,7 @@ BEGIN
             tag = CASE WHEN w.becomes_ready THEN greatest(l.tag, CASE WHEN w.due = 0 THEN v_vtime ELSE v_start END)
                 ELSE l.tag END,
             since = CASE WHEN w.becomes_ready THEN v_activations + w.nth ELSE l.since END,
+            planned = CASE WHEN rebuild OR w.becomes_ready THEN -1 ELSE l.planned END,
             head_at = coalesce(w.new_at, l.head_at), head_id = w.new_id,
             weight = w.weight, max_concurrency = w.max_concurrency, release_interval = w.release_interval,
             burst = w.burst, paused_until = w.paused_until, running = w.new_running,
@@ -2975,6 +3007,7 @@ AS $$
 DECLARE
     v_queue CONSTANT text := $1;
     v_messages integer;
+    v_due_floor bigint;
     r record;
 BEGIN
     -- As it is now: somebody else may just have done it.
@@ -2982,8 +3015,9 @@ BEGIN
     IF r.planned - r.place > r.ahead THEN
         RETURN;
     END IF;
-    v_messages := scheduler_plan(v_queue, r.vtime, r.vsince, now_ms, 2 * r.ahead - (r.planned - r.place)::integer, r.place,
-        r.planned);
+    SELECT p.messages, least(p.due_floor, r.due_floor) INTO v_messages, v_due_floor
+    FROM scheduler_plan(v_queue, r.vtime, r.vsince, now_ms, 2 * r.ahead - (r.planned - r.place)::integer, r.place,
+        r.planned, true) p;
     -- As in scheduler_serve: where it came to nothing, it is not tried again at once.
     IF v_messages = 0 THEN
         r.ahead := least(r.ahead, plan_most() / 2);
@@ -2991,7 +3025,7 @@ BEGIN
     END IF;
     UPDATE rotation t
     SET lane_tag = coalesce(l.tag, 9223372036854775807), lane_since = coalesce(l.since, 9223372036854775807),
-        planned = r.planned + v_messages, ahead = r.ahead, plan_at = r.plan_at
+        planned = r.planned + v_messages, due_floor = v_due_floor, ahead = r.ahead, plan_at = r.plan_at
     FROM (SELECT) AS one
     LEFT JOIN LATERAL (
         SELECT l.tag, l.since FROM lane l
@@ -3189,7 +3223,8 @@ END
 $$;
 
 -- Schedules some max_messages messages of a queue ahead: finds their order and writes it to plan. Among so many
--- channels that each would come up less than twice, it schedules up to 8 times as many (up to 3072), or nothing.
+-- channels that each would come up less than twice, it schedules up to 8 times as many (up to 3072); and where that
+-- isn't enough, only the heads of lanes (scheduler_plan_heads), or nothing.
 --
 -- Called by scheduler_serve, within the turn, and by scheduler_extend, where much is waiting and little is planned:
 -- probing a channel and writing its lane, which is most of what fairness costs, is then done once for several of its
@@ -3197,11 +3232,13 @@ $$;
 -- all but the last one that is ready, so that the lane stays active.
 -- Locks: the lanes that it changes.
 --
+-- heads: whether it pays to plan the heads of lanes alone.
 -- place is that of the last message that was served, planned that of the last one that was planned: those that this
--- plans follow it. Returns how many they are.
+-- plans follow it. Returns how many they are, and the earliest time at which one of the lanes that now wait is due.
 CREATE FUNCTION scheduler_plan(
-    queue text, vtime bigint, vsince bigint, now_ms bigint, max_messages integer, place bigint, planned bigint
-) RETURNS integer
+    queue text, vtime bigint, vsince bigint, now_ms bigint, max_messages integer, place bigint, planned bigint,
+    heads boolean, OUT messages integer, OUT due_floor bigint
+)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan
@@ -3219,8 +3256,9 @@ DECLARE
     v_tag bigint := $2;
     v_since bigint := $3;
     v_longest CONSTANT integer := greatest(max_messages, least(8 * max_messages, 3072));
-    v_messages integer;
 BEGIN
+    messages := 0;
+    due_floor := 9223372036854775807;
     -- No more than that has been served since this was last done.
     DELETE FROM plan p WHERE p.queue = v_queue AND p.place > v_place - 4 * plan_most() AND p.place <= v_place - 32;
 
@@ -3236,8 +3274,21 @@ BEGIN
             WHERE l.queue = v_queue AND l.due = 0 AND (l.tag, l.since) > (vtime, vsince)
                 AND (l.tag, l.since) < (v_tag, v_since))
         THEN
-            RETURN 0;
+            RETURN;
         END IF;
+    END IF;
+
+    IF EXISTS (
+        SELECT FROM lane l
+        WHERE l.queue = v_queue AND l.due = 0 AND (l.tag, l.since) > (v_tag, v_since)
+        ORDER BY l.tag, l.since
+        OFFSET v_longest / 2 LIMIT 1)
+    THEN
+        IF heads THEN
+            SELECT h.messages, h.due_floor INTO messages, due_floor
+            FROM scheduler_plan_heads(v_queue, v_tag, v_since, now_ms, least(max_messages, 1536), v_planned) h;
+        END IF;
+        RETURN;
     END IF;
 
     WITH competing AS MATERIALIZED (
@@ -3247,11 +3298,11 @@ BEGIN
         FROM lane l
         WHERE l.queue = v_queue AND l.due = 0 AND (l.tag, l.since) > (v_tag, v_since)
         ORDER BY l.tag, l.since
-        LIMIT v_longest / 2 + 1
+        LIMIT v_longest / 2
     ), total AS MATERIALIZED (
         SELECT CASE WHEN 2 * count(*) <= max_messages THEN max_messages ELSE v_longest END AS messages
         FROM competing k
-        HAVING 2 * count(*) <= v_longest AND bool_and(k.is_free)
+        HAVING bool_and(k.is_free)
     -- How many messages each may get, if all cost 1: as in scheduler_serve_shares.
     ), levels AS (
         SELECT c.*, t.messages, (t.messages - count(*) OVER w + sum((c.tag - v_tag) / c.step) OVER w)
@@ -3321,32 +3372,129 @@ BEGIN
         FROM last k CROSS JOIN candidates c
         WHERE (c.previous_start, c.since) <= (k.start, k.since)
             AND (c.is_last OR (c.start, c.since) > (k.start, k.since))
-    ), written AS (
-        INSERT INTO plan (queue, place, rows, ids, tags, sinces, channels)
-        SELECT v_queue, v_planned + n, p.rows[n:n + 31], p.ids[n:n + 31], p.tags[n:n + 31], p.sinces[n:n + 31],
-            k.channels[n - k.before:n - k.before + 31]
-        FROM planned p
-        -- To cut something out of many names, all before it are read: so it is cut out of some.
-        CROSS JOIN LATERAL (
-            SELECT k.before, p.channels[k.before + 1:k.before + 512] AS channels
-            FROM generate_series(0, p.messages - 1, 512) AS k (before)
-            OFFSET 0) k
-        -- Small enough that reading one costs little where a single message is wanted.
-        CROSS JOIN generate_series(k.before + 1, k.before + cardinality(k.channels), 32) AS n
-        WHERE p.messages >= 2 * (SELECT count(*) FROM moves)
-        RETURNING cardinality(rows) AS messages
-    ), count AS MATERIALIZED (
-        SELECT coalesce(sum(w.messages), 0)::integer AS messages FROM written w
+    ), worthwhile AS MATERIALIZED (
+        SELECT p.* FROM planned p WHERE p.messages >= 2 * (SELECT count(*) FROM moves)
     ), moved AS (
         UPDATE lane l
         SET tag = v.start, head_at = v.dequeue_at, head_id = v.id, planned = v.previous_start, gap_at = v.gap_at,
             gap_id = v.gap_id
         FROM moves v
-        WHERE l.ctid = v.lane AND (SELECT c.messages > 0 FROM count c)
+        WHERE l.ctid = v.lane AND EXISTS (SELECT FROM worthwhile)
     )
-    SELECT c.messages INTO v_messages FROM count c;
-    RETURN v_messages;
+    SELECT scheduler_plan_write(v_queue, v_planned, w.rows, w.ids, w.tags, w.sinces, w.channels) INTO messages
+    FROM worthwhile w;
+    messages := coalesce(messages, 0);
 END
+$$;
+
+-- Schedules up to max_messages messages of a queue ahead, one of each channel: the heads of as many lanes.
+--
+-- Called by scheduler_plan, where so many channels take turns that none would come up twice. No lane is visited less
+-- often for it; but dequeues then take what is planned side by side, where each would have scheduled its own in a turn.
+-- Planned is only what needs no second look when its time comes: messages of lanes without limits. A lane that has no
+-- more becomes idle, though its last message is still to be served: if something comes for it until then, it stands
+-- where it would have stood (scheduler_activate, scheduler_wake).
+-- Locks: the lanes that it changes.
+--
+-- It plans behind tag and since; planned is the place of what stands there. Returns how many it has planned, which are
+-- none where they would be few, and the earliest time at which one of the lanes that now wait is due.
+CREATE FUNCTION scheduler_plan_heads(
+    queue text, tag bigint, since bigint, now_ms bigint, max_messages integer, planned bigint,
+    OUT messages integer, OUT due_floor bigint
+)
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_queue CONSTANT text := $1;
+    v_tag CONSTANT bigint := $2;
+    v_since CONSTANT bigint := $3;
+    v_planned CONSTANT bigint := $6;
+BEGIN
+    WITH competing AS MATERIALIZED (
+        SELECT l.ctid AS lane, l.channel, l.tag, l.since, l.weight, l.head_at, l.head_id,
+            l.max_concurrency IS NULL AND l.release_interval = 0 AS is_free
+        FROM lane l
+        WHERE l.queue = v_queue AND l.due = 0 AND (l.tag, l.since) > (v_tag, v_since)
+        ORDER BY l.tag, l.since
+        LIMIT max_messages
+    ), seen AS MATERIALIZED (
+        SELECT c.lane, c.channel, c.tag, c.since, m.row, m.dequeue_at, m.id, m.next_at, m.next_id,
+            c.tag + lane_step(m.cost, c.weight) AS next_tag, coalesce(m.dequeue_at <= now_ms, false) AS is_ripe
+        FROM competing c
+        LEFT JOIN LATERAL (
+            SELECT m.row, m.dequeue_at, m.id, m.cost, lead(m.dequeue_at) OVER w AS next_at, lead(m.id) OVER w AS next_id
+            FROM (
+                SELECT m.ctid AS row, m.dequeue_at, m.id, m.cost
+                FROM message m
+                WHERE m.queue = v_queue AND m.channel = c.channel AND m.leased_until IS NULL
+                    AND (m.dequeue_at, m.id) >= (c.head_at, c.head_id)
+                ORDER BY m.dequeue_at, m.id
+                LIMIT 2) m
+            WINDOW w AS (ORDER BY m.dequeue_at, m.id)
+            ORDER BY m.dequeue_at, m.id
+            LIMIT 1) m ON true
+        WHERE (SELECT bool_and(k.is_free) FROM competing k)
+    -- Up to the first lane without one, and as long as none would come again before the last of them.
+    ), heads AS MATERIALIZED (
+        SELECT s.*
+        FROM (
+            SELECT s.*, bool_and(s.is_ripe) OVER w AS is_first,
+                s.tag < min(s.next_tag) FILTER (WHERE s.next_at <= now_ms) OVER () IS NOT FALSE AS is_before
+            FROM seen s
+            WINDOW w AS (ORDER BY s.tag, s.since ROWS UNBOUNDED PRECEDING)) s
+        WHERE s.is_first AND s.is_before
+        ORDER BY s.tag, s.since
+    ), planned AS MATERIALIZED (
+        SELECT array_agg(h.row) AS rows, array_agg(h.id) AS ids, array_agg(h.tag) AS tags,
+            array_agg(h.since) AS sinces, array_agg(h.channel) AS channels
+        FROM heads h
+        HAVING count(*) * 2 >= max_messages
+    ), moved AS (
+        UPDATE lane l
+        SET tag = h.next_tag, due = CASE WHEN h.next_at <= now_ms THEN 0 ELSE h.next_at END,
+            head_at = coalesce(h.next_at, h.dequeue_at),
+            -- Behind what is planned: of the last of all numbers there is none behind it.
+            head_id = coalesce(h.next_id, least(h.id, 9223372036854775806) + 1), planned = h.tag
+        FROM heads h
+        WHERE l.ctid = h.lane AND EXISTS (SELECT FROM planned)
+        RETURNING l.due
+    )
+    SELECT coalesce((
+            SELECT scheduler_plan_write(v_queue, v_planned, p.rows, p.ids, p.tags, p.sinces, p.channels)
+            FROM planned p), 0),
+        coalesce(min(v.due) FILTER (WHERE v.due > 0), 9223372036854775807)
+    INTO messages, due_floor
+    FROM moved v;
+END
+$$;
+
+-- Writes the order of some messages of a queue to plan, behind the place planned; returns how many they are.
+--
+-- Called by scheduler_plan and scheduler_plan_heads, within the turn or with a share in it. The arrays are those of plan,
+-- of any length. In SQL, as plpgsql would take them apart when it is given them, and put them together for each row.
+-- Locks: nothing that anybody else writes.
+CREATE FUNCTION scheduler_plan_write(
+    queue text, planned bigint, rows tid[], ids bigint[], tags bigint[], sinces bigint[], channels text[]
+) RETURNS integer
+LANGUAGE sql
+SET search_path FROM CURRENT
+AS $$
+    WITH written AS (
+        INSERT INTO plan (queue, place, rows, ids, tags, sinces, channels)
+        -- Small enough that reading one costs little where a single message is wanted.
+        SELECT $1, $2 + n, $3[n:n + 31], $4[n:n + 31], $5[n:n + 31], $6[n:n + 31],
+            k.channels[n - k.before:n - k.before + 31]
+        -- To cut something out of many names, all before it are read: so it is cut out of some.
+        FROM (
+            SELECT k.before, $7[k.before + 1:k.before + 512] AS channels
+            FROM generate_series(0, cardinality($7) - 1, 512) AS k (before)
+            OFFSET 0) k
+        CROSS JOIN generate_series(k.before + 1, k.before + cardinality(k.channels), 32) AS n
+        RETURNING cardinality(ids) AS messages
+    )
+    SELECT coalesce(sum(w.messages), 0)::integer FROM written w
 $$;
 
 -- Derives everything that the scheduler keeps for a queue anew from the rows of message, channel and queue.
@@ -3831,9 +3979,12 @@ BEGIN
         v_want := least(v_want, r.max_concurrency - r.running);
         EXIT WHEN v_want <= 0 OR r.paused_until > v_now;
         -- While as much is planned as the next ones will want, they take it side by side. A batch that gives its lanes
-        -- much at once gains nothing from a plan.
+        -- much at once gains nothing from a plan; nor, of the heads of lanes, does one of more than a few messages, unless
+        -- others dequeue at the same time.
         IF r.ahead >= r.plan_at AND r.ahead >= 4 * v_want AND r.planned - r.place < 8 * v_want THEN
-            v_got := scheduler_plan(v_queue, r.vtime, r.vsince, v_now, r.ahead, r.place, r.planned);
+            SELECT p.messages, least(p.due_floor, r.due_floor) INTO v_got, r.due_floor
+            FROM scheduler_plan(v_queue, r.vtime, r.vsince, v_now, r.ahead, r.place, r.planned,
+                v_want <= 3 OR current_setting('fairqueue_turn.waited', true) = 'yes') p;
             r.planned := r.planned + v_got;
             v_written := false;
             IF v_got = 0 THEN
@@ -4379,23 +4530,25 @@ DECLARE
     v_queue CONSTANT text := $1;
     v_swept CONSTANT text := $7;
     v_activations CONSTANT bigint := $8;
+    v_vsince bigint;
     v_channels text[];
     v_ats bigint[];
     v_ids bigint[];
 BEGIN
+    SELECT t.vsince INTO v_vsince FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1;
     WITH RECURSIVE walk AS (
         SELECT v_swept AS channel, v_swept AS ready, NULL::bigint AS dequeue_at, NULL::bigint AS id
         UNION ALL
         SELECT coalesce(n.channel, k.channel), k.channel, n.dequeue_at, n.id
         FROM walk w
-        -- The next ready lane, which is looked for once, whatever there is before it.
+        -- The next lane that is ready, or has planned messages, which is looked for once, whatever there is before it.
         LEFT JOIN LATERAL (
             SELECT w.ready AS channel WHERE w.ready > w.channel
             UNION ALL
             -- Not written so that an index of ready lanes only would do: that isn't by name, and is read whole each time.
             (SELECT l.channel FROM lane l
              WHERE w.ready = w.channel AND l.queue = v_queue AND l.channel > w.channel AND l.tag >= vtime
-                AND coalesce(l.due, -1) = 0
+                AND (coalesce(l.due, -1) = 0 OR (l.planned, l.since) > (vtime, v_vsince))
              ORDER BY l.channel, l.tag LIMIT 1)
             LIMIT 1) k ON true
         LEFT JOIN LATERAL (
@@ -4519,6 +4672,7 @@ $$;
 -- Called by scheduler_serve and queue_repair, and shared by message_dequeue. True: the turn is the caller's. False:
 -- somebody else has it and waiting could deadlock, because this transaction holds the turn of another queue, or wrote
 -- something before it came to dequeue, and so may hold other locks.
+-- Whether it had to wait is to be read, then, in fairqueue_turn.waited.
 -- Locks: one transaction-level advisory lock a queue. Besides this, message_dequeue and scheduler_passed take it.
 --
 -- Raises lock_not_available after 10 s: a transaction that dequeues has to commit at once.
@@ -4548,6 +4702,7 @@ BEGIN
         END IF;
         PERFORM set_config('lock_timeout', v_timeout, true);
         PERFORM set_config('fairqueue_turn.held', 'yes', true);
+        PERFORM set_config('fairqueue_turn.waited', 'yes', true);
         RETURN true;
     EXCEPTION WHEN lock_not_available THEN
         RAISE lock_not_available USING
@@ -4662,16 +4817,19 @@ BEGIN
         WINDOW lane AS (PARTITION BY e.channel)
     ), moves AS MATERIALIZED (
         SELECT (array_agg(s.row) FILTER (WHERE s.row IS NOT NULL))[1] AS row,
+            -- Where something is left, it stands where it stood, even if that is gone: there, it was ready.
+            CASE WHEN bool_or(NOT s.is_taken) THEN v_now END AS ready_at,
             (min(s.first_tag) + coalesce(sum(s.step) FILTER (WHERE s.is_taken), 0))::bigint AS tag,
             min(s.dequeue_at) AS head_at,
             (array_agg(s.left_id ORDER BY s.dequeue_at, s.left_id) FILTER (WHERE s.left_id IS NOT NULL))[1] AS head_id
         FROM steps s
         GROUP BY s.channel
-        HAVING bool_or(NOT s.is_taken)
     ), moved AS (
         UPDATE lane l
-        SET tag = v.tag, planned = -1, head_at = least(v.head_at, l.head_at),
-            head_id = CASE WHEN (v.head_at, v.head_id) < (l.head_at, l.head_id) THEN v.head_id ELSE l.head_id END
+        SET tag = v.tag, planned = -1, due = CASE WHEN v.ready_at IS NOT NULL THEN 0 ELSE l.due END,
+            head_at = least(v.head_at, l.head_at, v.ready_at),
+            head_id = CASE WHEN v.ready_at < least(v.head_at, l.head_at) THEN 0
+                WHEN (v.head_at, v.head_id) < (l.head_at, l.head_id) THEN v.head_id ELSE l.head_id END
         FROM moves v
         WHERE l.ctid = v.row
     -- Without what is gone, what comes after it in its channel starts earlier.
@@ -4695,7 +4853,7 @@ $$;
 -- Makes ready up to max_lanes lanes whose time has come.
 --
 -- Called by scheduler_serve, within the turn, when a lane may be due. Like every channel that becomes active, a lane
--- starts at max(its own tag, vtime, the rotation's arrival_tag).
+-- starts at max(its own tag, vtime, the rotation's arrival_tag); unless it has planned messages, behind which it stands.
 -- Locks: the lanes it changes.
 --
 -- Returns the lower bound of the times at which the lanes that still wait are due, and the number of activations so
@@ -4715,20 +4873,26 @@ DECLARE
     v_vtime CONSTANT bigint := $2;
     v_floor CONSTANT bigint := $5;
     v_activations CONSTANT bigint := $6;
+    v_vsince bigint;
     v_start bigint;
+    v_is_planned boolean;
     v_woken integer;
 BEGIN
-    SELECT greatest(v_vtime, t.arrival_tag) INTO v_start
+    SELECT t.vsince, greatest(v_vtime, t.arrival_tag), t.planned > t.place INTO v_vsince, v_start, v_is_planned
     FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1;
     WITH due AS MATERIALIZED (
-        SELECT l.ctid AS row, l.due, l.head_id FROM lane l
+        SELECT l.ctid AS row, l.due, l.head_id,
+            v_is_planned AND (l.planned, l.since) > (v_vtime, v_vsince) AS is_planned
+        FROM lane l
         WHERE l.queue = v_queue AND l.due > 0 AND l.due >= v_floor AND l.due <= now_ms
         ORDER BY l.due
         LIMIT max_lanes
     ), numbered AS MATERIALIZED (
-        SELECT d.row, v_activations + row_number() OVER (ORDER BY d.due, d.head_id) AS since FROM due d
+        SELECT d.row, d.is_planned, v_activations + row_number() OVER (ORDER BY d.due, d.head_id) AS since FROM due d
     )
-    UPDATE lane l SET due = 0, tag = greatest(l.tag, v_start), since = n.since
+    UPDATE lane l SET due = 0, tag = CASE WHEN n.is_planned THEN l.tag ELSE greatest(l.tag, v_start) END,
+        since = CASE WHEN n.is_planned THEN l.since ELSE n.since END,
+        planned = CASE WHEN n.is_planned THEN l.planned ELSE -1 END
     FROM numbered n
     WHERE l.ctid = n.row;
 

@@ -5,8 +5,8 @@
 --   0        ready: has a message that may be served now, and competes by (tag, since)
 --   a time   waiting, in Unix milliseconds: for the hour of its message, its next release, or the end of a pause
 --   2^63-1   blocked: at its max_concurrency, or paused for good; a signal brings it back
---   null     idle: has no message; kept for its tag until the virtual time has passed it, so that a pause gains
---            nothing, and for its limits while they still count something
+--   null     idle: has no message but those in plan; kept for its tag until the virtual time has passed it, so that a
+--            pause gains nothing, and for its limits while they still count something
 CREATE TABLE lane (
     queue            text             NOT NULL,
     channel          text             NOT NULL,
@@ -31,7 +31,7 @@ CREATE TABLE lane (
     -- When its last message was released, in Unix milliseconds; one interval later for each that went ahead of its
     -- time as part of a burst.
     released_at      bigint           NOT NULL,
-    -- The start tag of the last of its messages in plan; none is there unless this is beyond the virtual time.
+    -- The start tag of the last of its messages in plan; none is there unless (planned, since) is beyond the virtual time.
     planned          bigint           NOT NULL,
     -- How far apart its messages stood when some were planned, on average: in time and, which counts where all had the
     -- same time, in ids. A guess, by which scheduler_plan reads no more of them than it needs.

@@ -65,12 +65,25 @@ BEGIN
             WHERE m.leased_until IS NULL AND (m.queue, m.channel) > (w.queue, w.channel)
                 AND (v_queue IS NULL OR m.queue = v_queue)
             ORDER BY m.queue, m.channel, m.dequeue_at, m.id LIMIT 1) n
+    -- And what is behind the planned messages of a lane that is idle.
+    ), firsts AS (
+        SELECT w.* FROM walk w
+        UNION ALL
+        SELECT l.queue, l.channel, m.dequeue_at, m.id
+        FROM lanes l
+        CROSS JOIN LATERAL (
+            SELECT m.dequeue_at, m.id FROM message m
+            WHERE m.queue = l.queue AND m.channel = l.channel AND m.leased_until IS NULL
+                AND (m.dequeue_at, m.id) >= (l.head_at, l.head_id)
+            ORDER BY m.dequeue_at, m.id LIMIT 1) m
+        WHERE l.due IS NULL
+            AND EXISTS (SELECT FROM planned p WHERE p.queue = l.queue AND p.channel = l.channel AND NOT p.is_taken)
     )
     SELECT w.queue, w.channel, 'a ready message that no lane and no signal leads to',
         format('message %s, due at %s', w.id, w.dequeue_at),
         (SELECT format('the lane starts at %s, message %s', l.head_at, l.head_id) FROM lanes l
          WHERE l.queue = w.queue AND l.channel = w.channel AND l.due IS NOT NULL LIMIT 1)
-    FROM walk w
+    FROM firsts w
     WHERE NOT EXISTS (
             SELECT FROM lanes l WHERE l.queue = w.queue AND l.channel = w.channel AND l.due IS NOT NULL
                 AND (l.head_at, l.head_id) <= (w.dequeue_at, w.id))
@@ -84,7 +97,14 @@ BEGIN
     FROM planned p
     WHERE NOT EXISTS (
         SELECT FROM lanes l WHERE l.queue = p.queue AND l.channel = p.channel AND l.since = p.since
-            AND l.tag > p.tag AND l.planned >= p.tag AND l.due IS NOT NULL)
+            AND l.tag > p.tag AND l.planned >= p.tag)
+    UNION ALL
+    SELECT l.queue, l.channel, 'a lane behind a planned message that is not there', format('(%s, %s)', l.planned, l.since),
+        NULL
+    FROM lanes l JOIN rotations r ON r.queue = l.queue
+    WHERE l.planned >= 0 AND (l.planned, l.since) > (r.vtime, r.vsince)
+        AND NOT EXISTS (
+            SELECT FROM planned p WHERE p.queue = l.queue AND p.channel = l.channel AND p.tag = l.planned)
     UNION ALL
     SELECT p.queue, p.channel, 'a planned message beyond the end of the plan', format('at most %s', r.planned),
         p.place::text

@@ -6,7 +6,7 @@
 -- With rebuild, the place is that of the first ready message, and null says that there is none.
 --
 -- A channel that becomes active starts at max(its own tag, vtime, the rotation's arrival_tag): neither a pause nor a new
--- name gains anything.
+-- name gains anything. One that has planned messages isn't new: it stands behind these.
 -- Locks: the lanes it changes; nobody else writes lanes while the turn is held.
 --
 -- Returns the number of activations so far, the earliest time at which one of the lanes that now wait is due, and whether
@@ -31,10 +31,11 @@ DECLARE
     v_turn CONSTANT bigint := $2;
     v_vtime CONSTANT bigint := $3;
     v_activations CONSTANT bigint := $11;
+    v_vsince bigint;
     v_start bigint;
     v_is_planned boolean;
 BEGIN
-    SELECT greatest(v_vtime, t.arrival_tag), t.planned > t.place INTO v_start, v_is_planned
+    SELECT t.vsince, greatest(v_vtime, t.arrival_tag), t.planned > t.place INTO v_vsince, v_start, v_is_planned
     FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1;
     -- Before what is planned of a channel: then the plan is no longer the order.
     IF v_is_planned AND EXISTS (
@@ -43,26 +44,35 @@ BEGIN
             SELECT l.* FROM lane l
             WHERE l.queue = v_queue AND l.channel = n.channel
             ORDER BY l.tag DESC LIMIT 1) l
-        WHERE l.planned >= v_vtime AND (n.at, n.id) < (l.head_at, l.head_id))
+        CROSS JOIN LATERAL (
+            SELECT FROM message m
+            WHERE m.queue = v_queue AND m.channel = n.channel AND m.leased_until IS NULL
+                AND (m.dequeue_at, m.id) > (n.at, n.id) AND (m.dequeue_at, m.id) < (l.head_at, l.head_id)
+            ORDER BY m.dequeue_at DESC, m.id DESC LIMIT 1) m
+        WHERE (l.planned, l.since) > (v_vtime, v_vsince) AND (n.at, n.id) < (l.head_at, l.head_id))
     THEN
         PERFORM scheduler_unplan(v_queue);
     END IF;
 
     WITH known AS (
         SELECT n.channel, n.at, n.id, n.ended, n.running AS counted,
-            l.row, l.due, l.tag, l.since, l.head_at, l.head_id, l.running, l.counted_from, l.released_at,
-            coalesce(c.weight, q.channel_weight, 1) AS weight,
-            coalesce(c.max_concurrency, q.channel_max_concurrency) AS max_concurrency,
-            coalesce(c.release_interval_ms, q.channel_release_interval_ms, 0) AS release_interval,
-            coalesce(c.burst, q.channel_burst, 1) AS burst,
-            paused_until(c.paused, c.resume_at) AS paused_until,
+            l.row, l.due, l.tag, l.since, l.is_planned, l.head_at, l.head_id, l.running, l.counted_from, l.released_at,
+            -- Where something is planned, as it was then: a signal tells of a change, and the plan is taken back first.
+            CASE WHEN l.is_planned THEN l.weight ELSE coalesce(c.weight, q.channel_weight, 1) END AS weight,
+            CASE WHEN l.is_planned THEN l.max_concurrency
+                ELSE coalesce(c.max_concurrency, q.channel_max_concurrency) END AS max_concurrency,
+            CASE WHEN l.is_planned THEN l.release_interval
+                ELSE coalesce(c.release_interval_ms, q.channel_release_interval_ms, 0) END AS release_interval,
+            CASE WHEN l.is_planned THEN l.burst ELSE coalesce(c.burst, q.channel_burst, 1) END AS burst,
+            CASE WHEN l.is_planned THEN l.paused_until ELSE paused_until(c.paused, c.resume_at) END AS paused_until,
             l.weight AS old_weight, l.max_concurrency AS old_max_concurrency, l.burst AS old_burst,
             l.release_interval AS old_release_interval, l.paused_until AS old_paused_until
         FROM (SELECT) AS one
         LEFT JOIN queue q ON q.name = v_queue
         CROSS JOIN unnest(channels, ats, ids, ended, running) AS n (channel, at, id, ended, running)
         LEFT JOIN LATERAL (
-            SELECT l.ctid AS row, l.* FROM lane l
+            SELECT l.ctid AS row, l.*, v_is_planned AND (l.planned, l.since) > (v_vtime, v_vsince) AS is_planned
+            FROM lane l
             WHERE l.queue = v_queue AND l.channel = n.channel
             ORDER BY l.tag DESC LIMIT 1) l ON true
         LEFT JOIN channel c ON c.queue = v_queue AND c.name = n.channel
@@ -86,7 +96,8 @@ BEGIN
         WHERE n.row IS NOT NULL OR n.new_at IS NOT NULL OR n.new_running > 0
     ), wanted AS MATERIALIZED (
         -- Rebuilding gives all ready lanes new numbers, in the order of the old ones.
-        SELECT t.*, t.new_due IS NOT DISTINCT FROM 0 AND (rebuild OR t.due IS DISTINCT FROM 0) AS becomes_ready,
+        SELECT t.*, t.new_due IS NOT DISTINCT FROM 0
+                AND (rebuild OR (t.due IS DISTINCT FROM 0 AND t.is_planned IS NOT TRUE)) AS becomes_ready,
             row_number() OVER (ORDER BY CASE WHEN t.due = 0 THEN t.since END NULLS LAST, t.new_id) AS nth
         FROM timed t
     ), changed AS (
@@ -95,6 +106,7 @@ BEGIN
             tag = CASE WHEN w.becomes_ready THEN greatest(l.tag, CASE WHEN w.due = 0 THEN v_vtime ELSE v_start END)
                 ELSE l.tag END,
             since = CASE WHEN w.becomes_ready THEN v_activations + w.nth ELSE l.since END,
+            planned = CASE WHEN rebuild OR w.becomes_ready THEN -1 ELSE l.planned END,
             head_at = coalesce(w.new_at, l.head_at), head_id = w.new_id,
             weight = w.weight, max_concurrency = w.max_concurrency, release_interval = w.release_interval,
             burst = w.burst, paused_until = w.paused_until, running = w.new_running,

@@ -12,6 +12,7 @@ AS $$
 DECLARE
     v_queue CONSTANT text := $1;
     v_messages integer;
+    v_due_floor bigint;
     r record;
 BEGIN
     -- As it is now: somebody else may just have done it.
@@ -19,8 +20,9 @@ BEGIN
     IF r.planned - r.place > r.ahead THEN
         RETURN;
     END IF;
-    v_messages := scheduler_plan(v_queue, r.vtime, r.vsince, now_ms, 2 * r.ahead - (r.planned - r.place)::integer, r.place,
-        r.planned);
+    SELECT p.messages, least(p.due_floor, r.due_floor) INTO v_messages, v_due_floor
+    FROM scheduler_plan(v_queue, r.vtime, r.vsince, now_ms, 2 * r.ahead - (r.planned - r.place)::integer, r.place,
+        r.planned, true) p;
     -- As in scheduler_serve: where it came to nothing, it is not tried again at once.
     IF v_messages = 0 THEN
         r.ahead := least(r.ahead, plan_most() / 2);
@@ -28,7 +30,7 @@ BEGIN
     END IF;
     UPDATE rotation t
     SET lane_tag = coalesce(l.tag, 9223372036854775807), lane_since = coalesce(l.since, 9223372036854775807),
-        planned = r.planned + v_messages, ahead = r.ahead, plan_at = r.plan_at
+        planned = r.planned + v_messages, due_floor = v_due_floor, ahead = r.ahead, plan_at = r.plan_at
     FROM (SELECT) AS one
     LEFT JOIN LATERAL (
         SELECT l.tag, l.since FROM lane l

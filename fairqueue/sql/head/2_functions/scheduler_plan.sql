@@ -1,5 +1,6 @@
 -- Schedules some max_messages messages of a queue ahead: finds their order and writes it to plan. Among so many
--- channels that each would come up less than twice, it schedules up to 8 times as many (up to 3072), or nothing.
+-- channels that each would come up less than twice, it schedules up to 8 times as many (up to 3072); and where that
+-- isn't enough, only the heads of lanes (scheduler_plan_heads), or nothing.
 --
 -- Called by scheduler_serve, within the turn, and by scheduler_extend, where much is waiting and little is planned:
 -- probing a channel and writing its lane, which is most of what fairness costs, is then done once for several of its
@@ -7,11 +8,13 @@
 -- all but the last one that is ready, so that the lane stays active.
 -- Locks: the lanes that it changes.
 --
+-- heads: whether it pays to plan the heads of lanes alone.
 -- place is that of the last message that was served, planned that of the last one that was planned: those that this
--- plans follow it. Returns how many they are.
+-- plans follow it. Returns how many they are, and the earliest time at which one of the lanes that now wait is due.
 CREATE FUNCTION scheduler_plan(
-    queue text, vtime bigint, vsince bigint, now_ms bigint, max_messages integer, place bigint, planned bigint
-) RETURNS integer
+    queue text, vtime bigint, vsince bigint, now_ms bigint, max_messages integer, place bigint, planned bigint,
+    heads boolean, OUT messages integer, OUT due_floor bigint
+)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan
@@ -29,8 +32,9 @@ DECLARE
     v_tag bigint := $2;
     v_since bigint := $3;
     v_longest CONSTANT integer := greatest(max_messages, least(8 * max_messages, 3072));
-    v_messages integer;
 BEGIN
+    messages := 0;
+    due_floor := 9223372036854775807;
     -- No more than that has been served since this was last done.
     DELETE FROM plan p WHERE p.queue = v_queue AND p.place > v_place - 4 * plan_most() AND p.place <= v_place - 32;
 
@@ -46,8 +50,21 @@ BEGIN
             WHERE l.queue = v_queue AND l.due = 0 AND (l.tag, l.since) > (vtime, vsince)
                 AND (l.tag, l.since) < (v_tag, v_since))
         THEN
-            RETURN 0;
+            RETURN;
         END IF;
+    END IF;
+
+    IF EXISTS (
+        SELECT FROM lane l
+        WHERE l.queue = v_queue AND l.due = 0 AND (l.tag, l.since) > (v_tag, v_since)
+        ORDER BY l.tag, l.since
+        OFFSET v_longest / 2 LIMIT 1)
+    THEN
+        IF heads THEN
+            SELECT h.messages, h.due_floor INTO messages, due_floor
+            FROM scheduler_plan_heads(v_queue, v_tag, v_since, now_ms, least(max_messages, 1536), v_planned) h;
+        END IF;
+        RETURN;
     END IF;
 
     WITH competing AS MATERIALIZED (
@@ -57,11 +74,11 @@ BEGIN
         FROM lane l
         WHERE l.queue = v_queue AND l.due = 0 AND (l.tag, l.since) > (v_tag, v_since)
         ORDER BY l.tag, l.since
-        LIMIT v_longest / 2 + 1
+        LIMIT v_longest / 2
     ), total AS MATERIALIZED (
         SELECT CASE WHEN 2 * count(*) <= max_messages THEN max_messages ELSE v_longest END AS messages
         FROM competing k
-        HAVING 2 * count(*) <= v_longest AND bool_and(k.is_free)
+        HAVING bool_and(k.is_free)
     -- How many messages each may get, if all cost 1: as in scheduler_serve_shares.
     ), levels AS (
         SELECT c.*, t.messages, (t.messages - count(*) OVER w + sum((c.tag - v_tag) / c.step) OVER w)
@@ -131,30 +148,17 @@ BEGIN
         FROM last k CROSS JOIN candidates c
         WHERE (c.previous_start, c.since) <= (k.start, k.since)
             AND (c.is_last OR (c.start, c.since) > (k.start, k.since))
-    ), written AS (
-        INSERT INTO plan (queue, place, rows, ids, tags, sinces, channels)
-        SELECT v_queue, v_planned + n, p.rows[n:n + 31], p.ids[n:n + 31], p.tags[n:n + 31], p.sinces[n:n + 31],
-            k.channels[n - k.before:n - k.before + 31]
-        FROM planned p
-        -- To cut something out of many names, all before it are read: so it is cut out of some.
-        CROSS JOIN LATERAL (
-            SELECT k.before, p.channels[k.before + 1:k.before + 512] AS channels
-            FROM generate_series(0, p.messages - 1, 512) AS k (before)
-            OFFSET 0) k
-        -- Small enough that reading one costs little where a single message is wanted.
-        CROSS JOIN generate_series(k.before + 1, k.before + cardinality(k.channels), 32) AS n
-        WHERE p.messages >= 2 * (SELECT count(*) FROM moves)
-        RETURNING cardinality(rows) AS messages
-    ), count AS MATERIALIZED (
-        SELECT coalesce(sum(w.messages), 0)::integer AS messages FROM written w
+    ), worthwhile AS MATERIALIZED (
+        SELECT p.* FROM planned p WHERE p.messages >= 2 * (SELECT count(*) FROM moves)
     ), moved AS (
         UPDATE lane l
         SET tag = v.start, head_at = v.dequeue_at, head_id = v.id, planned = v.previous_start, gap_at = v.gap_at,
             gap_id = v.gap_id
         FROM moves v
-        WHERE l.ctid = v.lane AND (SELECT c.messages > 0 FROM count c)
+        WHERE l.ctid = v.lane AND EXISTS (SELECT FROM worthwhile)
     )
-    SELECT c.messages INTO v_messages FROM count c;
-    RETURN v_messages;
+    SELECT scheduler_plan_write(v_queue, v_planned, w.rows, w.ids, w.tags, w.sinces, w.channels) INTO messages
+    FROM worthwhile w;
+    messages := coalesce(messages, 0);
 END
 $$;

@@ -27,23 +27,25 @@ DECLARE
     v_queue CONSTANT text := $1;
     v_swept CONSTANT text := $7;
     v_activations CONSTANT bigint := $8;
+    v_vsince bigint;
     v_channels text[];
     v_ats bigint[];
     v_ids bigint[];
 BEGIN
+    SELECT t.vsince INTO v_vsince FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1;
     WITH RECURSIVE walk AS (
         SELECT v_swept AS channel, v_swept AS ready, NULL::bigint AS dequeue_at, NULL::bigint AS id
         UNION ALL
         SELECT coalesce(n.channel, k.channel), k.channel, n.dequeue_at, n.id
         FROM walk w
-        -- The next ready lane, which is looked for once, whatever there is before it.
+        -- The next lane that is ready, or has planned messages, which is looked for once, whatever there is before it.
         LEFT JOIN LATERAL (
             SELECT w.ready AS channel WHERE w.ready > w.channel
             UNION ALL
             -- Not written so that an index of ready lanes only would do: that isn't by name, and is read whole each time.
             (SELECT l.channel FROM lane l
              WHERE w.ready = w.channel AND l.queue = v_queue AND l.channel > w.channel AND l.tag >= vtime
-                AND coalesce(l.due, -1) = 0
+                AND (coalesce(l.due, -1) = 0 OR (l.planned, l.since) > (vtime, v_vsince))
              ORDER BY l.channel, l.tag LIMIT 1)
             LIMIT 1) k ON true
         LEFT JOIN LATERAL (

@@ -4,6 +4,7 @@
 -- Called by scheduler_serve and queue_repair, and shared by message_dequeue. True: the turn is the caller's. False:
 -- somebody else has it and waiting could deadlock, because this transaction holds the turn of another queue, or wrote
 -- something before it came to dequeue, and so may hold other locks.
+-- Whether it had to wait is to be read, then, in fairqueue_turn.waited.
 -- Locks: one transaction-level advisory lock a queue. Besides this, message_dequeue and scheduler_passed take it.
 --
 -- Raises lock_not_available after 10 s: a transaction that dequeues has to commit at once.
@@ -33,6 +34,7 @@ BEGIN
         END IF;
         PERFORM set_config('lock_timeout', v_timeout, true);
         PERFORM set_config('fairqueue_turn.held', 'yes', true);
+        PERFORM set_config('fairqueue_turn.waited', 'yes', true);
         RETURN true;
     EXCEPTION WHEN lock_not_available THEN
         RAISE lock_not_available USING

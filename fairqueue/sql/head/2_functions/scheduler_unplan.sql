@@ -72,16 +72,19 @@ BEGIN
         WINDOW lane AS (PARTITION BY e.channel)
     ), moves AS MATERIALIZED (
         SELECT (array_agg(s.row) FILTER (WHERE s.row IS NOT NULL))[1] AS row,
+            -- Where something is left, it stands where it stood, even if that is gone: there, it was ready.
+            CASE WHEN bool_or(NOT s.is_taken) THEN v_now END AS ready_at,
             (min(s.first_tag) + coalesce(sum(s.step) FILTER (WHERE s.is_taken), 0))::bigint AS tag,
             min(s.dequeue_at) AS head_at,
             (array_agg(s.left_id ORDER BY s.dequeue_at, s.left_id) FILTER (WHERE s.left_id IS NOT NULL))[1] AS head_id
         FROM steps s
         GROUP BY s.channel
-        HAVING bool_or(NOT s.is_taken)
     ), moved AS (
         UPDATE lane l
-        SET tag = v.tag, planned = -1, head_at = least(v.head_at, l.head_at),
-            head_id = CASE WHEN (v.head_at, v.head_id) < (l.head_at, l.head_id) THEN v.head_id ELSE l.head_id END
+        SET tag = v.tag, planned = -1, due = CASE WHEN v.ready_at IS NOT NULL THEN 0 ELSE l.due END,
+            head_at = least(v.head_at, l.head_at, v.ready_at),
+            head_id = CASE WHEN v.ready_at < least(v.head_at, l.head_at) THEN 0
+                WHEN (v.head_at, v.head_id) < (l.head_at, l.head_id) THEN v.head_id ELSE l.head_id END
         FROM moves v
         WHERE l.ctid = v.row
     -- Without what is gone, what comes after it in its channel starts earlier.
