@@ -441,6 +441,19 @@ def test_what_comes_for_a_channel_that_has_no_more_than_what_is_planned(
     twins.drain(limit, 18)
 
 
+def test_news_of_a_message_that_is_planned(twins: Twins) -> None:
+    """It was committed between the news and the plan of one turn; the next one hears of it."""
+    channel, id_ = planned(twins.session)[5]
+    signal = """
+        INSERT INTO fairqueue.signal (queue, channel, dequeue_at, message_id, urgent)
+        VALUES ('default', :channel, :at, :id, false)"""
+    sql(twins.session, signal, channel=channel, id=id_, at=twins.left[id_][1].at)
+    twins.serve(1)
+    assert planned(twins.session) == []
+    twins.open()
+    twins.drain(7)
+
+
 def test_a_policy_is_taken_over_when_the_plan_has_been_taken_back(twins: Twins) -> None:
     """One that is committed in the middle of a turn is to be seen there before its signal is."""
     trigger = "ALTER TABLE fairqueue.channel {} TRIGGER USER"

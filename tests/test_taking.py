@@ -71,6 +71,27 @@ def test_what_is_rolled_back_is_left_when_the_scheduler_moves_on(
     finish(session, workers)
 
 
+def test_a_channel_of_which_nothing_is_left_in_a_plan_that_is_taken_back(
+    session: Session, engine: Engine, workers: list[psycopg.Connection]
+) -> None:
+    """It was served past one that comes before it."""
+    with heads_are_planned(engine):
+        for number in range(60):
+            put(session, f"c{number}")
+        lease_of(session, 1)
+        plan_ahead(session)
+        lease_of(session, 1)
+        order = ids_planned(session)
+        done = [dequeue(worker) for worker in workers[:3]]
+        assert done == [order[:3], order[3:6], order[6:9]]
+        workers[0].commit()
+        workers[1].rollback()
+        workers[2].commit()
+        put(session, "late")  # so that the next dequeue takes its turn
+        assert [message.id for message in lease_of(session, 1)] == order[3:4]
+        finish(session, workers, done[0], done[2], order[3:4])
+
+
 def test_a_worker_that_dies_has_taken_nothing(
     session: Session, raw: Raw, database_url: str, order: Ids, workers: list[psycopg.Connection]
 ) -> None:

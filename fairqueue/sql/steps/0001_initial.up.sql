@@ -2861,12 +2861,15 @@ DECLARE
     v_vtime CONSTANT bigint := $3;
     v_activations CONSTANT bigint := $11;
     v_vsince bigint;
+    v_place bigint;
     v_start bigint;
     v_is_planned boolean;
 BEGIN
-    SELECT t.vsince, greatest(v_vtime, t.arrival_tag), t.planned > t.place INTO v_vsince, v_start, v_is_planned
+    SELECT t.vsince, t.place, greatest(v_vtime, t.arrival_tag), t.planned > t.place
+    INTO v_vsince, v_place, v_start, v_is_planned
     FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1;
-    -- Before what is planned of a channel: then the plan is no longer the order.
+    -- Before what is planned of a channel: then the plan is no longer the order. What stands behind that, and before the
+    -- head of the lane, is news as any: the lane waited for a message that is to come later.
     IF v_is_planned AND EXISTS (
         SELECT FROM unnest(channels, ats, ids) AS n (channel, at, id)
         CROSS JOIN LATERAL (
@@ -2874,11 +2877,14 @@ BEGIN
             WHERE l.queue = v_queue AND l.channel = n.channel
             ORDER BY l.tag DESC LIMIT 1) l
         CROSS JOIN LATERAL (
-            SELECT FROM message m
+            SELECT m.id FROM message m
             WHERE m.queue = v_queue AND m.channel = n.channel AND m.leased_until IS NULL
-                AND (m.dequeue_at, m.id) > (n.at, n.id) AND (m.dequeue_at, m.id) < (l.head_at, l.head_id)
+                AND (m.dequeue_at, m.id) >= (n.at, n.id) AND (m.dequeue_at, m.id) < (l.head_at, l.head_id)
             ORDER BY m.dequeue_at DESC, m.id DESC LIMIT 1) m
-        WHERE (l.planned, l.since) > (v_vtime, v_vsince) AND (n.at, n.id) < (l.head_at, l.head_id))
+        WHERE (l.planned, l.since) > (v_vtime, v_vsince) AND (n.at, n.id) < (l.head_at, l.head_id)
+            AND (m.id <> n.id OR EXISTS (
+                SELECT FROM plan p
+                WHERE p.queue = v_queue AND p.place > v_place - 32 AND p.ids @> ARRAY[m.id])))
     THEN
         PERFORM scheduler_unplan(v_queue);
     END IF;
@@ -3980,11 +3986,12 @@ BEGIN
         EXIT WHEN v_want <= 0 OR r.paused_until > v_now;
         -- While as much is planned as the next ones will want, they take it side by side. A batch that gives its lanes
         -- much at once gains nothing from a plan; nor, of the heads of lanes, does one of more than a few messages, unless
-        -- others dequeue at the same time.
+        -- others dequeue at the same time, and nothing arrives for which they would need their turns.
         IF r.ahead >= r.plan_at AND r.ahead >= 4 * v_want AND r.planned - r.place < 8 * v_want THEN
             SELECT p.messages, least(p.due_floor, r.due_floor) INTO v_got, r.due_floor
             FROM scheduler_plan(v_queue, r.vtime, r.vsince, v_now, r.ahead, r.place, r.planned,
-                v_want <= 3 OR current_setting('fairqueue_turn.waited', true) = 'yes') p;
+                NOT v_has_news AND (v_want <= 3
+                    OR (NOT v_state.has_news AND current_setting('fairqueue_turn.waited', true) = 'yes'))) p;
             r.planned := r.planned + v_got;
             v_written := false;
             IF v_got = 0 THEN
