@@ -5,10 +5,11 @@ figure is the mean time of a dequeue in a large database over that in a small on
 turns; 1 means that size doesn't matter. Completions aren't timed. A turn ends after two seconds, however many calls it
 had; what it took is filled up before the next one. synchronous_commit is off.
 
-At batch 100, fairqueue has planned the small one ahead: one visit to a channel schedules several of its messages. That
-can't be where so many channels take turns that each message of a plan would be from another one. With planning switched
-off in both, size shows by itself; but then a hundred channels are dealt a hundred messages by their shares, which takes
-longer than the first message of each of many.
+At batch 100, fairqueue has planned the small one ahead: one visit to a channel schedules several of its messages.
+Where so many channels take turns that each message of a plan would be from another one, a plan pays for batches of a
+few, or for several consumers, and here there is one. With planning switched off in both, size shows by itself; but
+then a hundred channels are dealt a hundred messages by their shares, which takes longer than the first message of each
+of many.
 """
 
 from __future__ import annotations
