@@ -441,6 +441,19 @@ def test_what_comes_for_a_channel_that_has_no_more_than_what_is_planned(
     twins.drain(limit, 18)
 
 
+def test_news_before_and_behind_what_is_planned(twins: Twins) -> None:
+    """The signal of both tells of the time of one, and of the id of the other."""
+    assert "f" in dict(planned(twins.session))
+    behind, before = fq.enqueue_many(twins.session, [{"channel": "f", "dequeue_at": at} for at in (NOW + 1, NOW - 5)])
+    twins.session.commit()
+    twins.reference.enqueue("f", [Entry(NOW + 1, behind), Entry(NOW - 5, before)])
+    twins.left |= {behind: ("f", Entry(NOW + 1, behind)), before: ("f", Entry(NOW - 5, before))}
+    twins.serve(1)
+    assert planned(twins.session) == []
+    twins.open()
+    twins.drain(7)
+
+
 def test_news_of_a_message_that_is_planned(twins: Twins) -> None:
     """It was committed between the news and the plan of one turn; the next one hears of it."""
     channel, id_ = planned(twins.session)[5]
@@ -473,19 +486,25 @@ def test_a_policy_is_taken_over_when_the_plan_has_been_taken_back(twins: Twins) 
     twins.drain(7)
 
 
-def test_heads_are_planned_up_to_the_first_lane_without_one(session: Session, clock_that_stands: None) -> None:
-    """Nor beyond where one of them would come again."""
+def test_heads_are_planned_up_to_where_one_would_come_again(session: Session, clock_that_stands: None) -> None:
+    """Past lanes that turn out to be empty, or to have something for later alone: these are ready no longer."""
     twins = Twins(session, {"c9": Policy(weight=4)})
-    each = [twins.put(f"c{number}", [1] * 2) for number in range(90)]
+    each = [twins.put(f"c{number}", [1] * (6 if number == 9 else 2)) for number in range(90)]
+    twins.put("c12", at=NOW + HOUR)
     twins.serve(3)
-    twins.cancel(each[18])
+    twins.cancel(each[10] + each[12])
     twins.plan(18)
-    assert [channel for channel, _ in planned(session)] == [f"c{number}" for number in range(4, 18)]
-    while planned(session):
+    assert [channel for channel, _ in planned(session)] == [f"c{n}" for n in range(4, 21) if n not in (10, 12)]
+    assert fq.check(session) == []
+    due = text("SELECT due FROM fairqueue.lane WHERE channel IN ('c10', 'c12') ORDER BY channel")
+    assert session.scalars(due).all() == [None, NOW + HOUR]
+    session.commit()
+    while planned(session) or session.scalar(text("SELECT 0 IN (SELECT tag FROM fairqueue.lane WHERE due = 0)")):
         twins.serve(1)
-    twins.serve(70)
-    twins.plan(10)
+    session.commit()
+    twins.plan(10)  # c9 has three to go before any other.
     assert planned(session) == []
+    twins.open()
     twins.drain(1, 20)
 
 

@@ -367,7 +367,7 @@ CREATE UNIQUE INDEX message_key ON message (queue, channel, key) WHERE key IS NO
 
 -- What comes next, where much is waiting: the order of a queue's next messages, scheduled ahead.
 --
--- Written by dequeues alone, one at a time for each queue: by scheduler_plan and scheduler_unplan. Read by these,
+-- Written by dequeues alone, one at a time for each queue: by scheduler_plan_write and scheduler_unplan. Read by these,
 -- scheduler_settle and scheduler_serve, and by message_dequeue, side by side. A row is a stretch of the order, as
 -- arrays: its n-th message stands at rows[n], has ids[n], starts at the tag tags[n] and belongs to activation sinces[n]
 -- of the lane of channels[n], which itself stands behind all of its planned messages. What isn't beyond the place of
@@ -1089,9 +1089,9 @@ RETURN greatest(0, least(10000, max_concurrency - running, CASE WHEN release_int
 
 -- By how much serving one message moves the start tag of its lane: cost / weight in units of virtual time.
 --
--- Called by scheduler_serve, scheduler_serve_shares and scheduler_plan; takes no lock. A whole number, so that adding up
--- a batch gives exactly what adding one by one gives. 720720 is divisible by 1 to 16: with such weights no share is ever
--- rounded.
+-- Called by scheduler_serve, scheduler_serve_shares, scheduler_plan and scheduler_plan_heads; takes no lock. A whole
+-- number, so that adding up a batch gives exactly what adding one by one gives. 720720 is divisible by 1 to 16: with such
+-- weights no share is ever rounded.
 CREATE FUNCTION lane_step(cost double precision, weight double precision) RETURNS bigint
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN greatest(1, round(cost * 720720 / weight))::bigint;
@@ -2868,8 +2868,8 @@ BEGIN
     SELECT t.vsince, t.place, greatest(v_vtime, t.arrival_tag), t.planned > t.place
     INTO v_vsince, v_place, v_start, v_is_planned
     FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1;
-    -- Before what is planned of a channel: then the plan is no longer the order. What stands behind that, and before the
-    -- head of the lane, is news as any: the lane waited for a message that is to come later.
+    -- Before what is planned of a channel: then the plan is no longer the order. A single message that stands behind that
+    -- is news as any: its lane waits for one that is to come later.
     IF v_is_planned AND EXISTS (
         SELECT FROM unnest(channels, ats, ids) AS n (channel, at, id)
         CROSS JOIN LATERAL (
@@ -2877,12 +2877,13 @@ BEGIN
             WHERE l.queue = v_queue AND l.channel = n.channel
             ORDER BY l.tag DESC LIMIT 1) l
         CROSS JOIN LATERAL (
-            SELECT m.id FROM message m
+            SELECT m.dequeue_at, m.id FROM message m
             WHERE m.queue = v_queue AND m.channel = n.channel AND m.leased_until IS NULL
                 AND (m.dequeue_at, m.id) >= (n.at, n.id) AND (m.dequeue_at, m.id) < (l.head_at, l.head_id)
             ORDER BY m.dequeue_at DESC, m.id DESC LIMIT 1) m
         WHERE (l.planned, l.since) > (v_vtime, v_vsince) AND (n.at, n.id) < (l.head_at, l.head_id)
-            AND (m.id <> n.id OR EXISTS (
+            -- The place that a signal tells may be nobody's: it is the least time of some messages, and their least id.
+            AND ((m.dequeue_at, m.id) <> (n.at, n.id) OR EXISTS (
                 SELECT FROM plan p
                 WHERE p.queue = v_queue AND p.place > v_place - 32 AND p.ids @> ARRAY[m.id])))
     THEN
@@ -2906,7 +2907,7 @@ BEGIN
         LEFT JOIN queue q ON q.name = v_queue
         CROSS JOIN unnest(channels, ats, ids, ended, running) AS n (channel, at, id, ended, running)
         LEFT JOIN LATERAL (
-            SELECT l.ctid AS row, l.*, v_is_planned AND (l.planned, l.since) > (v_vtime, v_vsince) AS is_planned
+            SELECT l.ctid AS row, l.*, NOT rebuild AND v_is_planned AND (l.planned, l.since) > (v_vtime, v_vsince) AS is_planned
             FROM lane l
             WHERE l.queue = v_queue AND l.channel = n.channel
             ORDER BY l.tag DESC LIMIT 1) l ON true
@@ -3442,27 +3443,29 @@ BEGIN
             ORDER BY m.dequeue_at, m.id
             LIMIT 1) m ON true
         WHERE (SELECT bool_and(k.is_free) FROM competing k)
-    -- Up to the first lane without one, and as long as none would come again before the last of them.
+    -- As long as none would come again before the last of them. Lanes without one become idle, or wait.
     ), heads AS MATERIALIZED (
         SELECT s.*
         FROM (
-            SELECT s.*, bool_and(s.is_ripe) OVER w AS is_first,
-                s.tag < min(s.next_tag) FILTER (WHERE s.next_at <= now_ms) OVER () IS NOT FALSE AS is_before
-            FROM seen s
-            WINDOW w AS (ORDER BY s.tag, s.since ROWS UNBOUNDED PRECEDING)) s
-        WHERE s.is_first AND s.is_before
+            SELECT s.*, min(s.next_tag) FILTER (WHERE s.is_ripe AND s.next_at <= now_ms) OVER () AS again
+            FROM seen s) s
+        WHERE s.tag < s.again IS NOT FALSE
         ORDER BY s.tag, s.since
     ), planned AS MATERIALIZED (
         SELECT array_agg(h.row) AS rows, array_agg(h.id) AS ids, array_agg(h.tag) AS tags,
             array_agg(h.since) AS sinces, array_agg(h.channel) AS channels
         FROM heads h
+        WHERE h.is_ripe
         HAVING count(*) * 2 >= max_messages
     ), moved AS (
         UPDATE lane l
-        SET tag = h.next_tag, due = CASE WHEN h.next_at <= now_ms THEN 0 ELSE h.next_at END,
-            head_at = coalesce(h.next_at, h.dequeue_at),
+        SET tag = CASE WHEN h.is_ripe THEN h.next_tag ELSE l.tag END,
+            due = CASE WHEN NOT h.is_ripe THEN h.dequeue_at WHEN h.next_at <= now_ms THEN 0 ELSE h.next_at END,
+            head_at = coalesce(CASE WHEN h.is_ripe THEN h.next_at END, h.dequeue_at, l.head_at),
             -- Behind what is planned: of the last of all numbers there is none behind it.
-            head_id = coalesce(h.next_id, least(h.id, 9223372036854775806) + 1), planned = h.tag
+            head_id = CASE WHEN h.is_ripe THEN coalesce(h.next_id, least(h.id, 9223372036854775806) + 1)
+                ELSE coalesce(h.id, l.head_id) END,
+            planned = CASE WHEN h.is_ripe THEN h.tag ELSE l.planned END
         FROM heads h
         WHERE l.ctid = h.lane AND EXISTS (SELECT FROM planned)
         RETURNING l.due
@@ -3986,12 +3989,13 @@ BEGIN
         EXIT WHEN v_want <= 0 OR r.paused_until > v_now;
         -- While as much is planned as the next ones will want, they take it side by side. A batch that gives its lanes
         -- much at once gains nothing from a plan; nor, of the heads of lanes, does one of more than a few messages, unless
-        -- others dequeue at the same time, and nothing arrives for which they would need their turns.
+        -- others dequeue at the same time, nothing arrives for which they would need their turns, and each takes little
+        -- enough of it.
         IF r.ahead >= r.plan_at AND r.ahead >= 4 * v_want AND r.planned - r.place < 8 * v_want THEN
             SELECT p.messages, least(p.due_floor, r.due_floor) INTO v_got, r.due_floor
             FROM scheduler_plan(v_queue, r.vtime, r.vsince, v_now, r.ahead, r.place, r.planned,
-                NOT v_has_news AND (v_want <= 3
-                    OR (NOT v_state.has_news AND current_setting('fairqueue_turn.waited', true) = 'yes'))) p;
+                NOT v_has_news AND (max_messages <= 3 OR (max_messages <= 192 AND NOT v_state.has_news
+                    AND current_setting('fairqueue_turn.waited', true) = 'yes'))) p;
             r.planned := r.planned + v_got;
             v_written := false;
             IF v_got = 0 THEN

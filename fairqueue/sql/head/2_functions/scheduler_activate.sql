@@ -39,8 +39,8 @@ BEGIN
     SELECT t.vsince, t.place, greatest(v_vtime, t.arrival_tag), t.planned > t.place
     INTO v_vsince, v_place, v_start, v_is_planned
     FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1;
-    -- Before what is planned of a channel: then the plan is no longer the order. What stands behind that, and before the
-    -- head of the lane, is news as any: the lane waited for a message that is to come later.
+    -- Before what is planned of a channel: then the plan is no longer the order. A single message that stands behind that
+    -- is news as any: its lane waits for one that is to come later.
     IF v_is_planned AND EXISTS (
         SELECT FROM unnest(channels, ats, ids) AS n (channel, at, id)
         CROSS JOIN LATERAL (
@@ -48,12 +48,13 @@ BEGIN
             WHERE l.queue = v_queue AND l.channel = n.channel
             ORDER BY l.tag DESC LIMIT 1) l
         CROSS JOIN LATERAL (
-            SELECT m.id FROM message m
+            SELECT m.dequeue_at, m.id FROM message m
             WHERE m.queue = v_queue AND m.channel = n.channel AND m.leased_until IS NULL
                 AND (m.dequeue_at, m.id) >= (n.at, n.id) AND (m.dequeue_at, m.id) < (l.head_at, l.head_id)
             ORDER BY m.dequeue_at DESC, m.id DESC LIMIT 1) m
         WHERE (l.planned, l.since) > (v_vtime, v_vsince) AND (n.at, n.id) < (l.head_at, l.head_id)
-            AND (m.id <> n.id OR EXISTS (
+            -- The place that a signal tells may be nobody's: it is the least time of some messages, and their least id.
+            AND ((m.dequeue_at, m.id) <> (n.at, n.id) OR EXISTS (
                 SELECT FROM plan p
                 WHERE p.queue = v_queue AND p.place > v_place - 32 AND p.ids @> ARRAY[m.id])))
     THEN
@@ -77,7 +78,7 @@ BEGIN
         LEFT JOIN queue q ON q.name = v_queue
         CROSS JOIN unnest(channels, ats, ids, ended, running) AS n (channel, at, id, ended, running)
         LEFT JOIN LATERAL (
-            SELECT l.ctid AS row, l.*, v_is_planned AND (l.planned, l.since) > (v_vtime, v_vsince) AS is_planned
+            SELECT l.ctid AS row, l.*, NOT rebuild AND v_is_planned AND (l.planned, l.since) > (v_vtime, v_vsince) AS is_planned
             FROM lane l
             WHERE l.queue = v_queue AND l.channel = n.channel
             ORDER BY l.tag DESC LIMIT 1) l ON true

@@ -47,27 +47,29 @@ BEGIN
             ORDER BY m.dequeue_at, m.id
             LIMIT 1) m ON true
         WHERE (SELECT bool_and(k.is_free) FROM competing k)
-    -- Up to the first lane without one, and as long as none would come again before the last of them.
+    -- As long as none would come again before the last of them. Lanes without one become idle, or wait.
     ), heads AS MATERIALIZED (
         SELECT s.*
         FROM (
-            SELECT s.*, bool_and(s.is_ripe) OVER w AS is_first,
-                s.tag < min(s.next_tag) FILTER (WHERE s.next_at <= now_ms) OVER () IS NOT FALSE AS is_before
-            FROM seen s
-            WINDOW w AS (ORDER BY s.tag, s.since ROWS UNBOUNDED PRECEDING)) s
-        WHERE s.is_first AND s.is_before
+            SELECT s.*, min(s.next_tag) FILTER (WHERE s.is_ripe AND s.next_at <= now_ms) OVER () AS again
+            FROM seen s) s
+        WHERE s.tag < s.again IS NOT FALSE
         ORDER BY s.tag, s.since
     ), planned AS MATERIALIZED (
         SELECT array_agg(h.row) AS rows, array_agg(h.id) AS ids, array_agg(h.tag) AS tags,
             array_agg(h.since) AS sinces, array_agg(h.channel) AS channels
         FROM heads h
+        WHERE h.is_ripe
         HAVING count(*) * 2 >= max_messages
     ), moved AS (
         UPDATE lane l
-        SET tag = h.next_tag, due = CASE WHEN h.next_at <= now_ms THEN 0 ELSE h.next_at END,
-            head_at = coalesce(h.next_at, h.dequeue_at),
+        SET tag = CASE WHEN h.is_ripe THEN h.next_tag ELSE l.tag END,
+            due = CASE WHEN NOT h.is_ripe THEN h.dequeue_at WHEN h.next_at <= now_ms THEN 0 ELSE h.next_at END,
+            head_at = coalesce(CASE WHEN h.is_ripe THEN h.next_at END, h.dequeue_at, l.head_at),
             -- Behind what is planned: of the last of all numbers there is none behind it.
-            head_id = coalesce(h.next_id, least(h.id, 9223372036854775806) + 1), planned = h.tag
+            head_id = CASE WHEN h.is_ripe THEN coalesce(h.next_id, least(h.id, 9223372036854775806) + 1)
+                ELSE coalesce(h.id, l.head_id) END,
+            planned = CASE WHEN h.is_ripe THEN h.tag ELSE l.planned END
         FROM heads h
         WHERE l.ctid = h.lane AND EXISTS (SELECT FROM planned)
         RETURNING l.due
