@@ -162,6 +162,11 @@ def test_what_is_wrong_is_found_and_mended(
     check_all_served(session, leased)
 
 
+#: A policy that no signal tells of.
+UNTOLD = """
+    ALTER TABLE fairqueue.channel DISABLE TRIGGER USER;
+    INSERT INTO fairqueue.channel (name, weight) VALUES ('a', 2);
+    ALTER TABLE fairqueue.channel ENABLE TRIGGER USER;"""
 BEHIND = "a planned message that its lane is not behind"
 BEYOND = "a planned message beyond the end of the plan"
 OVERTAKEN = "a planned message that the rotation has passed"
@@ -177,6 +182,7 @@ TAKEN = "messages taken from the plan"
     (ROTATION.format("planned = place"), "b", BEYOND),
     (ROTATION.format("lane_tag = lane_tag + 1000000"), "a", "a ready lane before the first one"),
     ("DELETE FROM fairqueue.plan", "a", MISSING),
+    (f"DO $$ BEGIN DELETE FROM fairqueue.plan; {UNTOLD} END $$", "a", MISSING),
     ("UPDATE fairqueue.plan SET tags = array_fill(-1::bigint, ARRAY[cardinality(tags)])", "a", OVERTAKEN),
     ("UPDATE fairqueue.taken SET turn = turn - 1", None, TAKEN),
     ("INSERT INTO fairqueue.taken SELECT queue, turn + 1, place, upto, ids FROM fairqueue.taken", None, TAKEN),
