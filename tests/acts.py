@@ -1,8 +1,7 @@
 """Short words for what the tests do with a queue."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 
 import psycopg
@@ -96,35 +95,6 @@ def sql(session: Session, statement: str, **parameters: object) -> None:
 def plan_ahead(session: Session, messages: int = 64) -> None:
     """As if much had been served: so many messages are scheduled ahead by the next dequeue that finds no plan."""
     sql(session, "UPDATE fairqueue.rotation SET ahead = :n, plan_at = 0", n=messages)
-
-
-@contextmanager
-def heads_are_planned(engine: Engine) -> Iterator[None]:
-    """As if many channels took turns: where only the heads of lanes are planned, few are enough, and few messages."""
-    changes = [
-        ("scheduler_plan", "OFFSET v_longest / 2", "OFFSET 0"),
-        ("scheduler_plan", "IF heads", "IF true"),
-        ("scheduler_plan_heads", "count(*) * 2 >= max_messages", "count(*) > 0"),
-    ]
-    definition = text("SELECT pg_get_functiondef(CAST('fairqueue.' || :name AS regproc))")
-    with engine.begin() as connection:
-        names = {name for name, _, _ in changes}
-        before = {name: connection.execute(definition, {"name": name}).scalar_one() for name in names}
-    after = dict(before)
-    for name, old, new in changes:
-        assert old in after[name]
-        after[name] = after[name].replace(old, new)
-
-    def create(functions: dict[str, str]) -> None:
-        with engine.begin() as connection:
-            for function in functions.values():
-                connection.exec_driver_sql(function.replace("%", "%%"))
-
-    create(after)
-    try:
-        yield
-    finally:
-        create(before)
 
 
 def expire(session: Session, ids: Iterable[int]) -> None:

@@ -4,8 +4,7 @@ The clock stands still between its own moves, so that what is due, what has run 
 FAIRQUEUE_TEST_EXAMPLES=2000 makes the machine run for long.
 """
 
-from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 
@@ -16,7 +15,7 @@ from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
-from tests.acts import heads_are_planned, lease_of, move_clock, plan_ahead, stop_clock, truncate
+from tests.acts import lease_of, move_clock, plan_ahead, stop_clock, truncate
 from tests.drawing import (
     DAY,
     HOUR,
@@ -398,10 +397,11 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 @pytest.fixture(params=["", "heads"])
-def machine(engine: Engine, request: pytest.FixtureRequest) -> Iterator[type[QueueMachine]]:
+def machine(engine: Engine, request: pytest.FixtureRequest) -> type[QueueMachine]:
     QueueMachine.engine = engine
-    with heads_are_planned(engine) if request.param else nullcontext():
-        yield QueueMachine
+    if request.param:
+        request.getfixturevalue(request.param)
+    return QueueMachine
 
 
 @pytest.mark.soak

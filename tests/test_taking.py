@@ -6,7 +6,6 @@ The order is that of the plan. Whatever is to be done beside serving waits for t
 import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 
 import psycopg
 import pytest
@@ -14,12 +13,15 @@ from sqlalchemy import Engine, text, update
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
-from tests.acts import heads_are_planned, lease_of, plan_ahead, put, sql, wait_until
+from tests.acts import lease_of, plan_ahead, put, sql, wait_until
 from tests.fixtures.connections import Raw
 from tests.invariants import check_invariants
 from tests.limiting import limit
 from tests.observing import observer, value, waits_for_a_lock
 from tests.taking import CHANNELS, GATE, Ids, Named, dequeue, finish, ids_planned, replaced
+
+#: Unix milliseconds of the year 2096.
+FAR = 4_000_000_000_000
 
 #: What happens between two dequeues, and how the transaction of the first ends: what both return.
 DequeueAfter = Callable[[Callable[[], None], str], tuple[Ids, Ids]]
@@ -72,24 +74,23 @@ def test_what_is_rolled_back_is_left_when_the_scheduler_moves_on(
 
 
 def test_a_channel_of_which_nothing_is_left_in_a_plan_that_is_taken_back(
-    session: Session, engine: Engine, workers: list[psycopg.Connection]
+    session: Session, heads: None, workers: list[psycopg.Connection]
 ) -> None:
     """It was served past one that comes before it."""
-    with heads_are_planned(engine):
-        for number in range(60):
-            put(session, f"c{number}")
-        lease_of(session, 1)
-        plan_ahead(session)
-        lease_of(session, 1)
-        order = ids_planned(session)
-        done = [dequeue(worker) for worker in workers[:3]]
-        assert done == [order[:3], order[3:6], order[6:9]]
-        workers[0].commit()
-        workers[1].rollback()
-        workers[2].commit()
-        put(session, "late")  # so that the next dequeue takes its turn
-        assert [message.id for message in lease_of(session, 1)] == order[3:4]
-        finish(session, workers, done[0], done[2], order[3:4])
+    for number in range(60):
+        put(session, f"c{number}")
+    lease_of(session, 1)
+    plan_ahead(session)
+    lease_of(session, 1)
+    order = ids_planned(session)
+    done = [dequeue(worker) for worker in workers[:3]]
+    assert done == [order[:3], order[3:6], order[6:9]]
+    workers[0].commit()
+    workers[1].rollback()
+    workers[2].commit()
+    put(session, "late")  # so that the next dequeue takes its turn
+    assert [message.id for message in lease_of(session, 1)] == order[3:4]
+    finish(session, workers, done[0], done[2], order[3:4])
 
 
 def test_a_worker_that_dies_has_taken_nothing(
@@ -306,17 +307,12 @@ def test_a_repair_in_between(session: Session, order: Ids, workers: list[psycopg
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("channels", "each"), [(20, 150), (600, 5)], ids=["", "heads"])
-def test_many_at_a_time(session: Session, engine: Engine, channels: int, each: int) -> None:
+def test_many_at_a_time(
+    session: Session, engine: Engine, request: pytest.FixtureRequest, channels: int, each: int
+) -> None:
     """Some roll back, some enqueue and cancel; each message is served once, and the scheduler is never wrong."""
-    with heads_are_planned(engine) if channels > 100 else nullcontext():
-        many_at_a_time(session, engine, channels, each)
-
-
-#: Unix milliseconds of the year 2096.
-FAR = 4_000_000_000_000
-
-
-def many_at_a_time(session: Session, engine: Engine, channels: int, each: int) -> None:
+    if channels > 100:
+        request.getfixturevalue("heads")
     names = [f"c{number}" for number in range(channels)]
     fq.enqueue_many(session, [{"channel": name} for _ in range(each) for name in names])
     # The time of the last one comes first.

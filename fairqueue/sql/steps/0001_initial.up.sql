@@ -367,8 +367,9 @@ CREATE UNIQUE INDEX message_key ON message (queue, channel, key) WHERE key IS NO
 
 -- What comes next, where much is waiting: the order of a queue's next messages, scheduled ahead.
 --
--- Written by dequeues alone, one at a time for each queue: by scheduler_plan_write and scheduler_unplan. Read by these,
--- scheduler_settle and scheduler_serve, and by message_dequeue, side by side. A row is a stretch of the order, as
+-- Written by dequeues alone, one at a time for each queue: by scheduler_plan_write and scheduler_unplan. Read by
+-- scheduler_plan, scheduler_unplan, scheduler_settle, scheduler_activate and scheduler_serve, and by message_dequeue, side
+-- by side. A row is a stretch of the order, as
 -- arrays: its n-th message stands at rows[n], has ids[n], starts at the tag tags[n] and belongs to activation sinces[n]
 -- of the lane of channels[n], which itself stands behind all of its planned messages. What isn't beyond the place of
 -- the rotation has been served.
@@ -3291,6 +3292,7 @@ BEGIN
         ORDER BY l.tag, l.since
         OFFSET v_longest / 2 LIMIT 1)
     THEN
+        -- So few that it takes a fiftieth of a second.
         IF heads THEN
             SELECT h.messages, h.due_floor INTO messages, due_floor
             FROM scheduler_plan_heads(v_queue, v_tag, v_since, now_ms, least(max_messages, 1536), v_planned) h;
@@ -3989,8 +3991,8 @@ BEGIN
         EXIT WHEN v_want <= 0 OR r.paused_until > v_now;
         -- While as much is planned as the next ones will want, they take it side by side. A batch that gives its lanes
         -- much at once gains nothing from a plan; nor, of the heads of lanes, does one of more than a few messages, unless
-        -- others dequeue at the same time, nothing arrives for which they would need their turns, and each takes little
-        -- enough of it.
+        -- others dequeue at the same time, nothing arrives for which they would need their turns, and each takes an eighth
+        -- of it at most (see message_dequeue).
         IF r.ahead >= r.plan_at AND r.ahead >= 4 * v_want AND r.planned - r.place < 8 * v_want THEN
             SELECT p.messages, least(p.due_floor, r.due_floor) INTO v_got, r.due_floor
             FROM scheduler_plan(v_queue, r.vtime, r.vsince, v_now, r.ahead, r.place, r.planned,

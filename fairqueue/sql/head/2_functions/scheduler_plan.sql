@@ -60,6 +60,7 @@ BEGIN
         ORDER BY l.tag, l.since
         OFFSET v_longest / 2 LIMIT 1)
     THEN
+        -- So few that it takes a fiftieth of a second.
         IF heads THEN
             SELECT h.messages, h.due_floor INTO messages, due_floor
             FROM scheduler_plan_heads(v_queue, v_tag, v_since, now_ms, least(max_messages, 1536), v_planned) h;

@@ -200,8 +200,8 @@ BEGIN
         EXIT WHEN v_want <= 0 OR r.paused_until > v_now;
         -- While as much is planned as the next ones will want, they take it side by side. A batch that gives its lanes
         -- much at once gains nothing from a plan; nor, of the heads of lanes, does one of more than a few messages, unless
-        -- others dequeue at the same time, nothing arrives for which they would need their turns, and each takes little
-        -- enough of it.
+        -- others dequeue at the same time, nothing arrives for which they would need their turns, and each takes an eighth
+        -- of it at most (see message_dequeue).
         IF r.ahead >= r.plan_at AND r.ahead >= 4 * v_want AND r.planned - r.place < 8 * v_want THEN
             SELECT p.messages, least(p.due_floor, r.due_floor) INTO v_got, r.due_floor
             FROM scheduler_plan(v_queue, r.vtime, r.vsince, v_now, r.ahead, r.place, r.planned,
