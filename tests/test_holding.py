@@ -14,7 +14,9 @@ from tests.taking import Ids, dequeue, finish
 
 LOCK = "SELECT FROM fairqueue.message FOR {}"
 CHANGE = "UPDATE fairqueue.message SET cost = 2"
-HELD = "SELECT fairqueue.row_is_held({}, {}, age(pg_snapshot_xmin(s)::xid), s) FROM (SELECT %s::pg_snapshot AS s) AS s"
+HELD = """
+SELECT fairqueue.row_is_held({}, {}, age(pg_snapshot_xmin(s)::xid), age(pg_snapshot_xmax(s)::xid), s)
+FROM (SELECT %s::pg_snapshot AS s) AS s"""
 
 
 class Row:
@@ -93,13 +95,14 @@ def test_several_have_locked_it(row: Row) -> None:
 #: row_is_held waits, when "held 42" asks, for whoever has lock 42.
 GATE = """
 ALTER FUNCTION fairqueue.row_is_held RENAME TO row_is_held_by_somebody;
-CREATE FUNCTION fairqueue.row_is_held(place tid, xmax xid, oldest integer, snapshot pg_snapshot) RETURNS boolean
+CREATE FUNCTION fairqueue.row_is_held(place tid, xmax xid, oldest integer, newest integer, snapshot pg_snapshot)
+RETURNS boolean
 LANGUAGE plpgsql AS $$
 BEGIN
     IF current_setting('application_name') = 'held 42' THEN
         PERFORM pg_advisory_xact_lock_shared(42);
     END IF;
-    RETURN fairqueue.row_is_held_by_somebody(place, xmax, oldest, snapshot);
+    RETURN fairqueue.row_is_held_by_somebody(place, xmax, oldest, newest, snapshot);
 END
 $$
 """

@@ -17,11 +17,14 @@ from tests.acts import lease_of, plan_ahead, put, sql, wait_until
 from tests.fixtures.connections import Raw
 from tests.invariants import check_invariants
 from tests.limiting import limit
-from tests.observing import observer, value, waits_for_a_lock
+from tests.observing import impatient, observer, value, waits_for_a_lock
 from tests.taking import CHANNELS, GATE, Ids, Named, dequeue, finish, ids_planned, replaced
 
 #: Unix milliseconds of the year 2096.
 FAR = 4_000_000_000_000
+
+#: The queue from whose plan a session took last time.
+PLANNED = "SELECT current_setting('fairqueue_turn.planned', true)"
 
 #: What happens between two dequeues, and how the transaction of the first ends: what both return.
 DequeueAfter = Callable[[Callable[[], None], str], tuple[Ids, Ids]]
@@ -215,7 +218,10 @@ def test_the_turn_comes_before_much_has_been_taken(session: Session, order: Ids)
 def test_one_that_commits_while_another_is_at_it(
     session: Session, order: Ids, raw: Raw, database_url: str, named: Named
 ) -> None:
-    """The other has seen that something is missing, not yet why, and is alone by then: still it needs no turn."""
+    """The other has seen that something is missing, not yet why, and is alone by then: still it needs no turn.
+
+    Nor does anybody wait for it, though it has looked whether it is alone.
+    """
     sql(session, GATE)
     first, second, gate, watching = raw(database_url), named("held 42"), raw(database_url), observer(raw, database_url)
     gate.execute("SELECT pg_advisory_lock(42)")
@@ -228,10 +234,55 @@ def test_one_that_commits_while_another_is_at_it(
         first.commit()
         gate.execute("SELECT pg_advisory_unlock(42)")
         done.append(serving.result())
+    third = impatient(raw, database_url)
+    done.append(dequeue(third))
+    assert done == [order[:3], order[3:6], order[6:9]]
     second.commit()
-    assert done == [order[:3], order[3:6]]
+    third.commit()
     assert session.scalar(text("SELECT turn FROM fairqueue.rotation")) == turn
     finish(session, [], *done)
+
+
+def test_a_session_knows_whether_it_took_from_a_plan(
+    session: Session, order: Ids, workers: list[psycopg.Connection]
+) -> None:
+    """So who did asks for a share at once, and who didn't looks first whether anything is planned."""
+    first, second = workers[:2]
+    assert value(first, PLANNED) is None
+    done = [dequeue(first), dequeue(second)]
+    assert [value(worker, PLANNED) for worker in (first, second)] == ["default", "default"]
+    first.commit()
+    second.rollback()
+    assert [value(worker, PLANNED) for worker in (first, second)] == ["default", ""]
+    a_message_comes(session)
+    done[1] = dequeue(first)
+    assert value(first, PLANNED) == ""
+    finish(session, workers, *done)
+
+
+@pytest.mark.parametrize("queue", ["default", "another"])
+def test_what_a_session_believes_of_a_plan_is_only_a_guess(
+    session: Session, workers: list[psycopg.Connection], queue: str
+) -> None:
+    """Nothing is planned, whatever it says; and several believe it at a time."""
+    order = put(session, "a", 40)
+    for worker in workers:
+        worker.execute("SELECT set_config('fairqueue_turn.planned', %s, false)", [queue])
+        worker.execute("SET lock_timeout = 0")
+        worker.commit()
+
+    def work(worker: psycopg.Connection) -> Ids:
+        done: Ids = []
+        while batch := dequeue(worker, 1):
+            worker.commit()
+            done += batch
+        worker.commit()
+        return done
+
+    with ThreadPoolExecutor(len(workers)) as pool:
+        done = list(pool.map(work, workers))
+    assert sorted(id_ for ids in done for id_ in ids) == order
+    finish(session, workers, *done)
 
 
 def test_one_takes_the_turn_for_all(session: Session, order: Ids, raw: Raw, database_url: str, named: Named) -> None:

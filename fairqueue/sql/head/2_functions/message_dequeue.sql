@@ -37,14 +37,13 @@ DECLARE
     -- Before anything is locked here.
     v_wrote CONSTANT boolean := pg_current_xact_id_if_assigned() IS NOT NULL;
     v_turn bigint;
-    v_era bigint;
-    v_place bigint;
-    v_planned bigint;
+    v_last bigint;
+    v_upto bigint;
     v_lane_tag bigint;
     v_lane_since bigint;
-    v_news_from xid8;
-    v_urgent_from xid8;
-    v_is_planned boolean;
+    v_snapshot pg_snapshot;
+    v_oldest integer;
+    v_newest integer;
     v_is_calm boolean;
     v_extend boolean;
     v_clock timestamptz;
@@ -62,109 +61,123 @@ BEGIN
     <<tries>>
     FOR v_try IN 1..2 LOOP
         BEGIN
-            FOR v_look IN 1..2 LOOP
-                v_clock := clock();
-                v_now := unix_ms(v_clock);
-                v_until := v_clock + make_interval(secs => lease_seconds);
-                -- Calm: no lease that ran out, no lane that is due, and no limit.
-                SELECT t.turn, t.era, t.place, t.planned, t.lane_tag, t.lane_since, t.news_from, t.urgent_from,
-                    t.planned > t.place AND t.lane_tag IS NOT NULL,
-                    t.max_concurrency IS NULL AND (t.paused_until <= v_now) IS NOT FALSE
-                        AND t.lease_floor > v_clock AND t.lease_floor <= v_until
-                        AND t.due_floor > v_now AND t.maintain_at > v_now AND t.clock - 1000 <= v_now
-                        AND greatest(t.news_from, t.urgent_from) <= pg_snapshot_xmax(pg_current_snapshot()),
-                    t.planned - t.place <= t.ahead AND t.ahead >= t.plan_at
-                INTO v_turn, v_era, v_place, v_planned, v_lane_tag, v_lane_since, v_news_from, v_urgent_from,
-                    v_is_planned, v_is_calm, v_extend
+            -- A session that took what was planned last time comes for more. Others look first whether anything is: where
+            -- each turn is needed, shares would only be in the way.
+            IF current_setting('fairqueue_turn.planned', true) IS DISTINCT FROM v_queue THEN
+                SELECT t.planned > t.place AND t.lane_tag IS NOT NULL INTO v_is_calm
                 FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1;
-                EXIT tries WHEN v_look = 1 AND v_is_planned IS NOT TRUE;
-                EXIT WHEN v_look = 2 OR pg_try_advisory_xact_lock_shared(queue_key(v_queue));
-                -- Waits while somebody has the turn, or waits for it, after which all this is another.
+                EXIT tries WHEN v_is_calm IS NOT TRUE;
+            END IF;
+            IF NOT pg_try_advisory_xact_lock_shared(queue_key(v_queue)) THEN
+                -- Waits while somebody has the turn, or waits for it.
                 EXIT tries WHEN NOT scheduler_turn(v_queue, true, v_wrote);
-            END LOOP;
-            RETURN QUERY
-            -- Nothing, unless all that is wanted is at the head of the plan, and nothing else is to be done; nor if
-            -- there was a turn between that look and the share. Near the end of the plan, what others are about to
-            -- take leaves too little.
-            WITH state AS MATERIALIZED (
-                SELECT coalesce(k.place, v_place) AS last, pg_current_snapshot() AS snapshot,
-                    age(pg_snapshot_xmin(pg_current_snapshot())::xid) AS oldest,
-                    -- Up to there all were taken.
-                    CASE WHEN k.place > k.upto THEN scheduler_taken_upto(v_queue, v_turn, k.upto)
-                        ELSE coalesce(k.place, v_place) END AS place
-                FROM rotation t
-                LEFT JOIN LATERAL (
-                    SELECT k.place, k.upto FROM taken k WHERE k.queue = v_queue AND k.turn = v_turn
-                    ORDER BY k.place DESC LIMIT 1) k ON true
-                WHERE t.queue = v_queue AND t.era = v_era AND t.turn = v_turn AND t.place = v_place
-                    AND v_is_planned AND v_is_calm
-                    AND 2 * (coalesce(k.place, v_place) - v_place) <= v_planned - v_place
-                    AND v_planned >= coalesce(k.place, v_place) + 8 * max_messages
-                    -- No news, of either kind.
+            END IF;
+            v_clock := clock();
+            v_now := unix_ms(v_clock);
+            v_until := v_clock + make_interval(secs => lease_seconds);
+            v_snapshot := pg_current_snapshot();
+            -- Calm: nothing is to be done but to serve what is planned. No limit, no lease that ran out, no lane that is
+            -- due, and no news, of either kind. Near the end of the plan, what others are about to take leaves too little.
+            SELECT t.turn, coalesce(k.place, t.place), coalesce(k.upto, t.place), t.lane_tag, t.lane_since,
+                age(pg_snapshot_xmin(v_snapshot)::xid), age(pg_snapshot_xmax(v_snapshot)::xid),
+                t.planned - t.place <= t.ahead AND t.ahead >= t.plan_at,
+                2 * (coalesce(k.place, t.place) - t.place) <= t.planned - t.place
+                    AND t.planned >= coalesce(k.place, t.place) + 8 * max_messages AND t.lane_tag IS NOT NULL
+                    AND t.max_concurrency IS NULL AND (t.paused_until <= v_now) IS NOT FALSE
+                    AND t.lease_floor > v_clock AND t.lease_floor <= v_until
+                    AND t.due_floor > v_now AND t.maintain_at > v_now AND t.clock - 1000 <= v_now
+                    AND greatest(t.news_from, t.urgent_from) <= pg_snapshot_xmax(v_snapshot)
                     AND NOT EXISTS (
-                        SELECT FROM signal s WHERE s.queue = v_queue AND NOT s.urgent AND s.xid >= v_news_from)
+                        SELECT FROM signal s WHERE s.queue = v_queue AND NOT s.urgent AND s.xid >= t.news_from)
                     AND NOT EXISTS (
-                        SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid >= v_urgent_from)
+                        SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid >= t.urgent_from)
                     AND (t.news_open = '{}' OR NOT scheduler_told(v_queue, false, t.news_open))
                     AND (t.urgent_open = '{}' OR NOT scheduler_told(v_queue, true, t.urgent_open))
-            ), held AS MATERIALIZED (
-                SELECT n.row, n.id, n.place, s.place AS upto, m.row = n.row AS is_same
-                FROM state s
-                CROSS JOIN LATERAL (
-                    SELECT e.rows[e.nth] AS row, e.ids[e.nth] AS id, e.channels[e.nth] AS channel,
-                        e.place + e.nth - 1 AS place, e.tags[e.nth] AS tag, e.sinces[e.nth] AS since
+            INTO v_turn, v_last, v_upto, v_lane_tag, v_lane_since, v_oldest, v_newest, v_extend, v_is_calm
+            -- As a subquery, so that of the row only these are taken apart.
+            FROM (
+                SELECT t.turn, t.place, t.planned, t.lane_tag, t.lane_since, t.ahead, t.plan_at, t.max_concurrency,
+                    t.paused_until, t.lease_floor, t.due_floor, t.maintain_at, t.clock, t.news_from, t.urgent_from,
+                    t.news_open, t.urgent_open
+                FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1) t
+            LEFT JOIN LATERAL (
+                SELECT k.place, k.upto FROM taken k WHERE k.queue = v_queue AND k.turn = t.turn
+                ORDER BY k.place DESC LIMIT 1) k ON true;
+            IF v_is_calm THEN
+                IF v_last > v_upto THEN
+                    -- Some took theirs while others, who are before them, had not committed. All is taken up to where what
+                    -- each took adds up to as many as there are places.
+                    SELECT coalesce(max(x.place) FILTER (WHERE x.place = v_upto + x.messages), v_upto) INTO v_upto
                     FROM (
-                        -- One after the other, as far as they are needed; in FROM, all of a row would come first.
-                        SELECT p.place, p.rows, p.ids, p.channels, p.tags, p.sinces, generate_series(
-                            greatest(1, s.place - p.place + 2)::integer, cardinality(p.ids)) AS nth
-                        FROM plan p
-                        WHERE p.queue = v_queue AND p.place > s.place - 32
-                            AND p.place <= s.last + 32 * max_messages + 32
-                            -- Others have all of a row, if they have these of it.
-                            AND (p.place <= s.place OR EXISTS (
-                                SELECT FROM message m
-                                WHERE m.ctid = ANY (ARRAY[
-                                        p.rows[1], p.rows[7], p.rows[14], p.rows[21], p.rows[cardinality(p.rows)]])
-                                    AND NOT row_is_held(m.ctid, m.xmax, s.oldest, s.snapshot)))
-                        ORDER BY p.place) e) n
-                -- Locked one by one: a join might begin with all messages, where there seem to be few.
-                CROSS JOIN LATERAL (
-                    SELECT m.ctid AS row FROM message m
-                    WHERE m.ctid = n.row AND m.id = n.id AND m.queue = v_queue AND m.channel = n.channel
-                        AND m.leased_until IS NULL AND m.dequeue_at <= v_now
-                        AND NOT row_is_held(m.ctid, m.xmax, s.oldest, s.snapshot)
-                    FOR NO KEY UPDATE SKIP LOCKED) m
-                WHERE (n.tag, n.since) < (v_lane_tag, v_lane_since)
-                LIMIT max_messages
-            -- Those before the last one that were passed over are those that others have taken; or are about to take,
-            -- or have just taken, where there were others. Else one is gone, or a user holds it, and the plan is no
-            -- longer right. Nor is it where a user has just changed one, of which another version is locked then.
-            ), noted AS (
-                INSERT INTO taken (queue, turn, place, upto, ids)
-                SELECT v_queue, v_turn, b.place, CASE WHEN b.passed = 0 THEN b.place ELSE b.upto END, b.ids
-                FROM (
-                    SELECT array_agg(h.id) FILTER (WHERE h.is_same) AS ids, max(h.place) AS place, max(h.upto) AS upto,
-                        max(h.place) - max(h.upto) - max_messages AS passed
-                    FROM held h) b
-                WHERE cardinality(b.ids) = max_messages
-                    AND (b.passed = 0 OR scheduler_passed(v_queue, v_turn, b.upto, b.place, b.passed))
-                RETURNING true AS is_good
-            )
-            -- The one join that is left switched on is a loop, here over held: in the order of places.
-            UPDATE message m
-            SET attempt = least(m.attempt, 2147483646) + 1, leased_until = v_until, leased_at = v_clock,
-                first_leased_at = coalesce(m.first_leased_at, v_clock), worker = v_worker, counted = NULL
-            FROM held h
-            WHERE m.ctid = h.row AND (SELECT n.is_good FROM noted n)
-            RETURNING m.id, m.channel, m.attempt, m.payload, m.body, m.state, m.error, m.dequeue_at, m.cost,
-                m.created_at, m.leased_until, m.key, m.forgiven, m.first_leased_at;
-            IF FOUND THEN
-                IF v_extend THEN
-                    IF pg_try_advisory_xact_lock(queue_key(v_queue, 2)) THEN
-                        PERFORM scheduler_extend(v_queue, v_now);
-                    END IF;
+                        SELECT k.place,
+                            sum(cardinality(k.ids)) OVER (ORDER BY k.place ROWS UNBOUNDED PRECEDING) AS messages
+                        FROM taken k WHERE k.queue = v_queue AND k.turn = v_turn AND k.place > v_upto) x;
                 END IF;
-                RETURN;
+                RETURN QUERY
+                -- Nothing, unless all that is wanted is at the head of the plan. What others have done since that look
+                -- makes no difference: while there are shares, what is planned before the end stays as it is.
+                WITH held AS MATERIALIZED (
+                    SELECT n.row, n.id, n.place, m.row = n.row AS is_same
+                    FROM (
+                        SELECT e.rows[e.nth] AS row, e.ids[e.nth] AS id, e.channels[e.nth] AS channel,
+                            e.place + e.nth - 1 AS place, e.tags[e.nth] AS tag, e.sinces[e.nth] AS since
+                        FROM (
+                            -- One after the other, as far as they are needed; in FROM, all of a row would come first.
+                            SELECT p.place, p.rows, p.ids, p.channels, p.tags, p.sinces, generate_series(
+                                greatest(1, v_upto - p.place + 2)::integer, cardinality(p.ids)) AS nth
+                            FROM plan p
+                            WHERE p.queue = v_queue AND p.place > v_upto - 32
+                                AND p.place <= v_last + 32 * max_messages + 32
+                                -- Others have all of a row, if they have these of it.
+                                AND (p.place <= v_upto OR EXISTS (
+                                    SELECT FROM message m
+                                    WHERE m.ctid = ANY (ARRAY[
+                                            p.rows[1], p.rows[7], p.rows[14], p.rows[21], p.rows[cardinality(p.rows)]])
+                                        AND NOT row_is_held(m.ctid, m.xmax, v_oldest, v_newest, v_snapshot)))
+                            ORDER BY p.place) e) n
+                    -- Locked one by one: a join might begin with all messages, where there seem to be few.
+                    CROSS JOIN LATERAL (
+                        SELECT m.ctid AS row FROM message m
+                        WHERE m.ctid = n.row AND m.id = n.id AND m.queue = v_queue AND m.channel = n.channel
+                            AND m.leased_until IS NULL AND m.dequeue_at <= v_now
+                            AND NOT row_is_held(m.ctid, m.xmax, v_oldest, v_newest, v_snapshot)
+                        FOR NO KEY UPDATE SKIP LOCKED) m
+                    WHERE (n.tag, n.since) < (v_lane_tag, v_lane_since)
+                    LIMIT max_messages
+                -- Those before the last one that were passed over are those that others have taken; or are about to
+                -- take, or have just taken, where there were others. Else one is gone, or a user holds it, and the plan
+                -- is no longer right. Nor is it where a user has just changed one, of which another version is locked
+                -- then.
+                ), noted AS (
+                    INSERT INTO taken (queue, turn, place, upto, ids)
+                    SELECT v_queue, v_turn, b.place, CASE WHEN b.passed = 0 THEN b.place ELSE v_upto END, b.ids
+                    FROM (
+                        SELECT array_agg(h.id) FILTER (WHERE h.is_same) AS ids, max(h.place) AS place,
+                            max(h.place) - v_upto - max_messages AS passed
+                        FROM held h) b
+                    WHERE cardinality(b.ids) = max_messages
+                        AND (b.passed = 0 OR scheduler_passed(v_queue, v_turn, v_upto, b.place, b.passed))
+                    RETURNING true AS is_good
+                )
+                -- The one join that is left switched on is a loop, here over held: in the order of places.
+                UPDATE message m
+                SET attempt = least(m.attempt, 2147483646) + 1, leased_until = v_until, leased_at = v_clock,
+                    first_leased_at = coalesce(m.first_leased_at, v_clock), worker = v_worker, counted = NULL
+                FROM held h
+                WHERE m.ctid = h.row AND (SELECT n.is_good FROM noted n)
+                RETURNING m.id, m.channel, m.attempt, m.payload, m.body, m.state, m.error, m.dequeue_at, m.cost,
+                    m.created_at, m.leased_until, m.key, m.forgiven, m.first_leased_at;
+                IF FOUND THEN
+                    IF current_setting('fairqueue_turn.planned', true) IS DISTINCT FROM v_queue THEN
+                        PERFORM set_config('fairqueue_turn.planned', v_queue, false);
+                    END IF;
+                    IF v_extend THEN
+                        IF pg_try_advisory_xact_lock(queue_key(v_queue, 2)) THEN
+                            PERFORM scheduler_extend(v_queue, v_now);
+                        END IF;
+                    END IF;
+                    RETURN;
+                END IF;
             END IF;
             -- Who has a share alone can have the turn without giving up the share, for which others may be waiting.
             EXIT WHEN pg_try_advisory_xact_lock(queue_key(v_queue));
@@ -175,6 +188,9 @@ BEGIN
             EXIT WHEN pg_try_advisory_xact_lock(queue_key(v_queue, 1));
         END;
     END LOOP;
+    IF current_setting('fairqueue_turn.planned', true) = v_queue THEN
+        PERFORM set_config('fairqueue_turn.planned', '', false);
+    END IF;
     RETURN QUERY SELECT * FROM scheduler_serve(v_queue, max_messages, lease_seconds, v_worker, v_wrote);
 END
 $$;

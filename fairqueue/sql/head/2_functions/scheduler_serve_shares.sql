@@ -46,6 +46,7 @@ BEGIN
                 floor((min(c.level) OVER () - (c.tag - r.vtime)) / c.step + 0.000001) + 1))::integer AS share,
             count(*) OVER () = lanes AS cut, pg_current_snapshot() AS snapshot,
             age(pg_snapshot_xmin(pg_current_snapshot())::xid) AS oldest,
+            age(pg_snapshot_xmax(pg_current_snapshot())::xid) AS newest,
             first_value(c.tag) OVER w AS last_tag, first_value(c.since) OVER w AS last_since
         FROM levels c
         WINDOW w AS (ORDER BY c.tag DESC, c.since DESC)
@@ -62,7 +63,7 @@ BEGIN
         FROM shares s
         LEFT JOIN LATERAL (
             SELECT m.ctid AS row, m.id, m.dequeue_at, lane_step(m.cost, s.weight) AS step,
-                CASE WHEN row_is_held(m.ctid, m.xmax, s.oldest, s.snapshot) THEN
+                CASE WHEN row_is_held(m.ctid, m.xmax, s.oldest, s.newest, s.snapshot) THEN
                     -- It may be this transaction that holds it, or somebody who doesn't mind.
                     NOT EXISTS (SELECT FROM message x WHERE x.ctid = m.ctid FOR NO KEY UPDATE SKIP LOCKED)
                 ELSE false END AS is_held
