@@ -8,7 +8,8 @@
 -- the first of the planned messages that nobody else has, or is about to take, and notes which (taken);
 -- scheduler_settle, in the next turn, moves on what the scheduler keeps. So dequeues of a long backlog wait for each
 -- other once in half a plan, not each time, though they go in the same order. One of them plans on, meanwhile, before
--- the plan is used up (scheduler_extend). All else is scheduler_serve's.
+-- the plan is used up (scheduler_extend). All else is scheduler_serve's. The queue from whose plan a session took last
+-- time is in its setting fairqueue_turn.planned: a guess, and a wrong one costs only time.
 --
 -- Locks: a share in the queue's turn, and the messages that it leases, until the end of the transaction. A share and
 -- the turn exclude each other, shares don't: whoever has the turn knows all that was leased, and while one has a
@@ -36,6 +37,9 @@ DECLARE
     v_worker ALIAS FOR $4;
     -- Before anything is locked here.
     v_wrote CONSTANT boolean := pg_current_xact_id_if_assigned() IS NOT NULL;
+    -- Whether this session took from the queue's plan last time.
+    v_took CONSTANT boolean := current_setting('fairqueue_turn.planned', true) IS NOT DISTINCT FROM $1;
+    v_is_planned boolean;
     v_turn bigint;
     v_last bigint;
     v_upto bigint;
@@ -61,12 +65,12 @@ BEGIN
     <<tries>>
     FOR v_try IN 1..2 LOOP
         BEGIN
-            -- A session that took what was planned last time comes for more. Others look first whether anything is: where
-            -- each turn is needed, shares would only be in the way.
-            IF current_setting('fairqueue_turn.planned', true) IS DISTINCT FROM v_queue THEN
-                SELECT t.planned > t.place AND t.lane_tag IS NOT NULL INTO v_is_calm
+            -- Who took from the plan last time comes for more. Others look first whether anything is planned: where each
+            -- turn is needed, shares would only be in the way.
+            IF NOT v_took THEN
+                SELECT t.planned > t.place AND t.lane_tag IS NOT NULL INTO v_is_planned
                 FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1;
-                EXIT tries WHEN v_is_calm IS NOT TRUE;
+                EXIT tries WHEN v_is_planned IS NOT TRUE;
             END IF;
             IF NOT pg_try_advisory_xact_lock_shared(queue_key(v_queue)) THEN
                 -- Waits while somebody has the turn, or waits for it.
@@ -168,7 +172,7 @@ BEGIN
                 RETURNING m.id, m.channel, m.attempt, m.payload, m.body, m.state, m.error, m.dequeue_at, m.cost,
                     m.created_at, m.leased_until, m.key, m.forgiven, m.first_leased_at;
                 IF FOUND THEN
-                    IF current_setting('fairqueue_turn.planned', true) IS DISTINCT FROM v_queue THEN
+                    IF NOT v_took THEN
                         PERFORM set_config('fairqueue_turn.planned', v_queue, false);
                     END IF;
                     IF v_extend THEN
@@ -188,7 +192,7 @@ BEGIN
             EXIT WHEN pg_try_advisory_xact_lock(queue_key(v_queue, 1));
         END;
     END LOOP;
-    IF current_setting('fairqueue_turn.planned', true) = v_queue THEN
+    IF v_took THEN
         PERFORM set_config('fairqueue_turn.planned', '', false);
     END IF;
     RETURN QUERY SELECT * FROM scheduler_serve(v_queue, max_messages, lease_seconds, v_worker, v_wrote);

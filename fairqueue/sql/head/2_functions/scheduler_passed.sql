@@ -3,8 +3,8 @@
 -- Called by message_dequeue, which has a share in the turn, where it passed over some. Those that others are about to
 -- take, or have just taken, count too, where there are others. Else one is gone, or a user holds it, and the plan is no
 -- longer right.
--- Locks: the queue's turn, to see whether anybody else has a share, and gives it up at once: in one expression, which
--- nothing interrupts, as until the end of the transaction others would wait for it.
+-- Locks: the queue's turn, to see whether anybody else has a share. As others would wait for it until the end of the
+-- transaction, it is the session's, and given up at once: in one expression, which nothing interrupts.
 CREATE FUNCTION scheduler_passed(queue text, turn bigint, after_place bigint, before_place bigint, passed bigint)
 RETURNS boolean
 -- Sees what is taken as it is now, not as the calling statement does.
