@@ -118,7 +118,7 @@ class Life:
 
         One that dequeues has to commit at once; others may stay open.
         """
-        fate = Fate.ROLLED_BACK
+        fate, ended_by = Fate.ROLLED_BACK, ""
         try:
             with Session(self.engine, expire_on_commit=False) as session:
                 session.connection(execution_options={"isolation_level": level})
@@ -138,6 +138,7 @@ class Life:
                 raise
             fate = Fate.FAILED
         except DBAPIError as error:
+            ended_by = traceback.format_exc()
             state = getattr(error.orig, "sqlstate", None)
             is_lost = state in LOST or (state is None and isinstance(error.orig, psycopg.OperationalError))
             if state in may_fail:
@@ -147,6 +148,9 @@ class Life:
             else:
                 time.sleep(0.02)  # The server may be starting: no need to ask it all the time.
                 fate = Fate.FAILED if fate is Fate.ROLLED_BACK else Fate.UNKNOWN
+        # There is but one: who comes next would wait for it in vain, and couldn't say why.
+        pool: Any = self.engine.pool
+        assert pool.checkedout() == 0, f"a transaction, {fate.value}, kept its connection. {ended_by}"
         if fate is Fate.COMMITTED:
             self.fault(None)
         return fate
