@@ -12,7 +12,8 @@
 
 What is paused is enqueued to as ever, and leases that are out go on; nothing more is served. It takes effect at the
 next dequeue after the commit. The other policies are those of :class:`fairqueue.Channel` and :class:`fairqueue.Queue`,
-which are merged and edited like any entity.
+which are merged and edited like any entity. SQLAlchemy 2.0 doesn't flush these before a statement, as 2.1 does: there
+say ``session.flush()`` between adding a channel and pausing it.
 """
 
 from __future__ import annotations

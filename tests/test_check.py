@@ -269,6 +269,7 @@ def test_a_repair_asks_for_a_transaction_of_its_own(session: Session, raw: Raw, 
     other = raw(database_url.replace("+psycopg", ""))
     other.execute("SELECT * FROM fairqueue.message_dequeue()")
     session.add(fq.Channel("acme"))
+    session.flush()
     with pytest.raises(OperationalError, match="'default' is being dequeued from") as refused:
         fq.check(session, repair=True)
     assert "in a transaction of its own" in str(refused.value)

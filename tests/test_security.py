@@ -187,6 +187,7 @@ class TestHostileNames:
         """As a queue, a channel, a key, a payload, a worker, an error; through each way in."""
         session.merge(fq.Queue(name, channel_max_size=9))
         session.merge(fq.Channel(name, name, weight=2))
+        session.flush()  # SQLAlchemy 2.0 doesn't do it before a statement that knows no models
         session.execute(fq.pause(queue=name, channel=name))
         session.execute(fq.resume(queue=name, channel=name))
         fq.enqueue(session, name, {name: name}, queue=name)
