@@ -31,7 +31,7 @@ _OUT = Path(__file__).parent.parent / "docs" / "benchmarks"
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("scenarios", nargs=-1, type=click.Choice(list(SCENARIOS)), metavar="[SCENARIO]...")
-@click.option("--full", "size", flag_value="full", help="At full size: about three hours.")
+@click.option("--full", "size", flag_value="full", help="At full size: about three and a half hours.")
 @click.option("--tiny", "size", flag_value="tiny", help="As small as can be, to see that everything runs.")
 @click.option("--systems", metavar="NAME,...", help=f"Only these. [{', '.join(SYSTEMS)}]")
 @click.option(

@@ -92,11 +92,19 @@ def _dequeueing(figure: Figure, records: Sequence[Record]) -> bool:
     usual = {"consumers": 4, "channels": 1_000, "synchronous_commit": "on"}
     chosen = [r for r in chosen if all(r.case[key] == value for key, value in usual.items())]
     chosen.sort(key=lambda r: r.case["batch"])
-    _bars(axes, chosen, lambda r: 1.0 if r.system == LIMIT else _ratio(r))
+    _bars(axes, chosen, _over_limit)
     _logarithmic(axes, 0.005)
     _one(axes)
     _title(axes, "4 consumers, 1,000 channels", f"rate of dequeue and complete,\nover {LIMIT}")
     return bool(chosen)
+
+
+def _draining(figure: Figure, records: Sequence[Record]) -> bool:
+    axes = figure.subplots()
+    _bars(axes, [r for r in records if r.ratio is not None or r.system == LIMIT], _over_limit)
+    _one(axes)
+    _title(axes, "A backlog from its first message to its last", f"rate of dequeue and complete,\nover {LIMIT}")
+    return bool(records)
 
 
 def _growth(figure: Figure, records: Sequence[Record]) -> bool:
@@ -187,7 +195,7 @@ def _cost(figure: Figure, records: Sequence[Record]) -> bool:
     panels = {"CPU of the server": "CPU of the server", "WAL": "WAL", "rows updated or deleted": "dead rows"}
     for axes, (name, title) in zip(figure.subplots(1, len(panels)), panels.items(), strict=True):
         chosen = [r for r in _of_first_payload(records) if r.figure == name]
-        _bars(axes, chosen, lambda r: 1.0 if r.system == LIMIT else _ratio(r))
+        _bars(axes, chosen, _over_limit)
         if max(map(_ratio, chosen), default=0) > 10:  # else one of them hides the others
             _logarithmic(axes, 0.5)
         _one(axes)
@@ -243,6 +251,10 @@ def _value(record: Record) -> float:
 
 def _ratio(record: Record) -> float:
     return record.ratio or 0.0
+
+
+def _over_limit(record: Record) -> float:
+    return 1.0 if record.system == LIMIT else _ratio(record)
 
 
 def _of_first_payload(records: Sequence[Record]) -> list[Record]:
@@ -333,6 +345,7 @@ _PICTURES: dict[str, Callable[[Figure, Sequence[Record]], bool]] = {
     "fairness": _fairness,
     "enqueueing": _enqueueing,
     "dequeueing": _dequeueing,
+    "draining": _draining,
     "growth": _growth,
     "sizes": _sizes,
     "old-snapshot": _old_snapshot,

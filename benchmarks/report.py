@@ -23,17 +23,17 @@ _WIDE = 8
 #: What is said of each scenario, not of the machine.
 _PASSING = ("time", "revision", "load before", "durable commit")
 _WHOSE_GOALS = """\
-Goals are set for some of the cases: Dequeueing's for 1,000 channels, that of Growth for two sizes, those over peers for
-each one's best batch. What the others come to is in the tables, and isn't always as good. No goal covers CPU, or
-channel-row, a seed that is fair too and faster where messages are taken one at a time. Dequeueing's are for a backlog
-that stands, with nobody enqueueing.
+Goals are set for some of the cases: Dequeueing's and Draining's for 1,000 channels, that of Growth for two sizes, those
+over peers for each one's best batch. What the others come to is in the tables, and isn't always as good. No goal covers
+CPU, or channel-row, a seed that is fair too and faster where messages are taken one at a time. Dequeueing's are for a
+backlog that stands, with nobody enqueueing.
 """
 _INTRODUCTION = """\
 How fair and how fast fairqueue is, beside other queues in PostgreSQL. To measure it on your machine:
 
 ```console
-$ make bench         # twelve minutes, without Spark; SCENARIOS="fairness spark" runs only these
-$ make bench-full    # the sizes that the goals name, with Spark: three hours
+$ make bench         # fourteen minutes, without Spark; SCENARIOS="fairness spark" runs only these
+$ make bench-full    # the sizes that the goals name, with Spark: three and a half hours
 ```
 
 Either writes this page, its pictures, and the figures of all repetitions (JSON) into `docs/benchmarks/`, or where

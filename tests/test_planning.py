@@ -156,14 +156,21 @@ def test_a_lane_is_written_once_for_several_messages(session: Session) -> None:
 
 
 def test_among_many_channels_it_is_longer(session: Session) -> None:
-    """30 ahead would not come to each of a hundred channels twice; eight times as many do. So where it is continued."""
+    """35 ahead would not come to each of a hundred channels twice; eight times as many do. So where it is continued.
+
+    Eight times 30 would come to few more than twice, and many lanes would have none to spare: one of each is planned.
+    """
     channels = [f"c{number}" for number in range(100)]
     each = [put(session, channel, 9) for channel in channels]
     order = [message.id for message in lease_of(session, 100)]
     plan_ahead(session, 30)
     order += [message.id for message in lease_of(session, 2)]
+    assert len(planned(session)) == 30 - 2
+    order += [message.id for message in lease_of(session, 28)]
+    plan_ahead(session, 35)
+    order += [message.id for message in lease_of(session, 2)]
     before = planned(session)
-    assert 6 * 30 < len(before) < 8 * 30
+    assert 6 * 35 < len(before) < 8 * 35
     order += [message.id for _ in range(50) for message in lease_of(session, 3)]
     after = planned(session)
     assert set(before) & set(after) < set(after)

@@ -10,6 +10,7 @@ from types import ModuleType
 from . import (
     cost,
     dequeueing,
+    draining,
     enqueueing,
     fairness,
     flood,
@@ -29,6 +30,7 @@ SCENARIOS: dict[str, ModuleType] = {
     "fairness": fairness,
     "enqueueing": enqueueing,
     "dequeueing": dequeueing,
+    "draining": draining,
     "growth": growth,
     "sizes": sizes,
     "old-snapshot": old_snapshot,

@@ -3246,8 +3246,9 @@ END
 $$;
 
 -- Schedules some max_messages messages of a queue ahead: finds their order and writes it to plan. Among so many
--- channels that each would come up less than twice, it schedules up to 8 times as many (up to 3072); and where that
--- isn't enough, only the heads of lanes (scheduler_plan_heads), or nothing.
+-- channels that each would come up less than twice, it schedules up to 8 times as many (up to 3072). Where each would
+-- come up less than two and a half times then, so that many of them wouldn't twice: only the heads of lanes
+-- (scheduler_plan_heads), or nothing.
 --
 -- Called by scheduler_serve, within the turn, and by scheduler_extend, where much is waiting and little is planned:
 -- probing a channel and writing its lane, which is most of what fairness costs, is then done once for several of its
@@ -3305,7 +3306,7 @@ BEGIN
         SELECT FROM lane l
         WHERE l.queue = v_queue AND l.due = 0 AND (l.tag, l.since) > (v_tag, v_since)
         ORDER BY l.tag, l.since
-        OFFSET v_longest / 2 LIMIT 1)
+        OFFSET 2 * v_longest / 5 LIMIT 1)
     THEN
         -- So few that it takes a fiftieth of a second.
         IF heads THEN
@@ -3322,7 +3323,7 @@ BEGIN
         FROM lane l
         WHERE l.queue = v_queue AND l.due = 0 AND (l.tag, l.since) > (v_tag, v_since)
         ORDER BY l.tag, l.since
-        LIMIT v_longest / 2
+        LIMIT 2 * v_longest / 5
     ), total AS MATERIALIZED (
         SELECT CASE WHEN 2 * count(*) <= max_messages THEN max_messages ELSE v_longest END AS messages
         FROM competing k

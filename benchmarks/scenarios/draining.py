@@ -1,0 +1,79 @@
+"""Draining
+
+How long consumers take to work off a backlog, from its first message to its last: as messages a second, over the queue
+that isn't fair, side by side. Each drain begins with a full backlog, just filled up and vacuumed; what has been served
+stays behind as dead rows until autovacuum comes, as in any burst that has to be got through. So this is what Dequeueing
+looks at for a second, to the end: the limit slows down as it walks over what it has served, fairqueue doesn't. It takes
+in what was filled up, plans and settles meanwhile. synchronous_commit "completions" means off for dequeues alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+
+from benchmarks.consumers import Task, rate
+from benchmarks.measuring import Bench, Case, Size, alternate, open_connections
+from benchmarks.records import Record, at_least, ratio_record, value_record
+from benchmarks.scenarios.dequeueing import WANTED, Cell
+from benchmarks.systems import LIMIT, OURS, Fill, payload_of
+
+_CELLS = {
+    "quick": [Cell(batch, 4) for batch in (10, 100)],
+    "full": [
+        Cell(1, 4),
+        *(
+            Cell(batch, consumers, durability=durability)
+            for batch in (10, 100)
+            for consumers in (4, 16)
+            for durability in ("on", "completions")
+        ),
+    ],
+    "tiny": [Cell(10, 2, 5)],
+}
+_BACKLOG = {"quick": 60_000, "full": 100_000, "tiny": 200}
+#: Roughly, of a message that both serve, by batch.
+_SECONDS = {1: 0.001, 10: 0.0002, 100: 0.0001}
+
+
+def cases(size: Size) -> list[Case]:
+    backlog = _BACKLOG[size.name]
+    return [
+        Case(cell.label, partial(measure, cell), 3 + size.rounds * backlog * _SECONDS[cell.batch])
+        for cell in _CELLS[size.name]
+    ]
+
+
+def measure(cell: Cell, bench: Bench) -> Iterable[Record]:
+    backlog = _BACKLOG[bench.size.name]
+    # Not warmed by calls that don't count, as all of the backlog counts; the drain before the first one does it.
+    task = Task(cell.batch, warm=False, durability=cell.durability)
+    before = Task(100, durability=cell.durability)
+    systems = bench.taking_part(cell.systems)
+    fills = {system.name: Fill(backlog, cell.channels, payload_of(cell.payload)) for system in systems}
+    with bench.databases(systems) as databases, open_connections(bench.systems, databases) as connections:
+        for system in systems:
+            system.fill(connections[system.name], fills[system.name])
+            bench.consumers.run(cell.consumers, databases[system.name], system.name, before)
+
+        def once(name: str) -> float:
+            system, connection = bench.systems[name], connections[name]
+            fills[name] = system.fill_up(connection, fills[name], backlog)
+            bench.vacuum(connection)
+            return rate(bench.consumers.run(cell.consumers, databases[name], name, task))
+
+        bench.place.checkpoint()
+        rates = alternate([system.name for system in systems], bench.size.rounds, once)
+    case: dict[str, int | str] = {
+        "batch": cell.batch,
+        "consumers": cell.consumers,
+        "channels": cell.channels,
+        "backlog": backlog,
+        "synchronous_commit": cell.durability,
+    }
+    figure = "messages of a backlog that is worked off"
+    if LIMIT in rates:
+        yield value_record(figure, LIMIT, case, rates[LIMIT], "1/s")
+    if OURS in rates and LIMIT in rates:
+        wanted = at_least(WANTED[cell.batch])
+        yield ratio_record(figure, OURS, case, rates[OURS], "1/s", reference=LIMIT, of=rates[LIMIT], wanted=wanted)
