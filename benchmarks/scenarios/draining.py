@@ -14,9 +14,9 @@ from functools import partial
 
 from benchmarks.consumers import Task, rate
 from benchmarks.measuring import Bench, Case, Size, alternate, open_connections
-from benchmarks.records import Record, at_least, ratio_record, value_record
-from benchmarks.scenarios.dequeueing import WANTED, Cell
-from benchmarks.systems import LIMIT, OURS, Fill, payload_of
+from benchmarks.records import Record, at_least
+from benchmarks.scenarios.dequeueing import WANTED, Cell, over_limit
+from benchmarks.systems import Fill, payload_of
 
 _CELLS = {
     "quick": [Cell(batch, 4) for batch in (10, 100)],
@@ -71,9 +71,4 @@ def measure(cell: Cell, bench: Bench) -> Iterable[Record]:
         "backlog": backlog,
         "synchronous_commit": cell.durability,
     }
-    figure = "messages of a backlog that is worked off"
-    if LIMIT in rates:
-        yield value_record(figure, LIMIT, case, rates[LIMIT], "1/s")
-    if OURS in rates and LIMIT in rates:
-        wanted = at_least(WANTED[cell.batch])
-        yield ratio_record(figure, OURS, case, rates[OURS], "1/s", reference=LIMIT, of=rates[LIMIT], wanted=wanted)
+    yield from over_limit("messages of a backlog that is worked off", case, rates, at_least(WANTED[cell.batch]))
