@@ -239,7 +239,6 @@ def test_no_slot_comes_free(
     go = threading.Event()
     told = choose(monkeypatch, 3)
     later = 0.0
-    monkeypatch.setattr("fairqueue.worker.pace._PATIENCE", 1000)
     monkeypatch.setattr("fairqueue.worker.running.monotonic", lambda: monotonic() + later)
     app = fq.Worker(engine_of(kind), concurrency=1, poll=RARELY)
 
@@ -289,7 +288,6 @@ def test_news_is_no_slot(
         go.acquire(timeout=30)
 
     told = choose(monkeypatch, 4)
-    monkeypatch.setattr("fairqueue.worker.pace._PATIENCE", 1000)
     monkeypatch.setattr("fairqueue.worker.running.monotonic", lambda: monotonic() + later)
     app = worker_of("plain", body, concurrency=1, poll=RARELY)
     with app:
