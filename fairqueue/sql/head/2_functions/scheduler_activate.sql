@@ -41,24 +41,28 @@ BEGIN
     FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1;
     -- Before what is planned of a channel: then the plan is no longer the order. A single message that stands behind that
     -- is news as any: its lane waits for one that is to come later.
-    IF v_is_planned AND EXISTS (
-        SELECT FROM unnest(channels, ats, ids) AS n (channel, at, id)
-        CROSS JOIN LATERAL (
-            SELECT l.* FROM lane l
-            WHERE l.queue = v_queue AND l.channel = n.channel
-            ORDER BY l.tag DESC LIMIT 1) l
-        CROSS JOIN LATERAL (
-            SELECT m.dequeue_at, m.id FROM message m
-            WHERE m.queue = v_queue AND m.channel = n.channel AND m.leased_until IS NULL
-                AND (m.dequeue_at, m.id) >= (n.at, n.id) AND (m.dequeue_at, m.id) < (l.head_at, l.head_id)
-            ORDER BY m.dequeue_at DESC, m.id DESC LIMIT 1) m
-        WHERE (l.planned, l.since) > (v_vtime, v_vsince) AND (n.at, n.id) < (l.head_at, l.head_id)
-            -- The place that a signal tells may be nobody's: it is the least time of some messages, and their least id.
-            AND ((m.dequeue_at, m.id) <> (n.at, n.id) OR EXISTS (
-                SELECT FROM plan p
-                WHERE p.queue = v_queue AND p.place > v_place - 32 AND p.ids @> ARRAY[m.id])))
-    THEN
-        PERFORM scheduler_unplan(v_queue);
+    IF v_is_planned THEN
+        -- Not one condition of two parts: all of it would be set up each time.
+        IF EXISTS (
+            SELECT FROM unnest(channels, ats, ids) AS n (channel, at, id)
+            CROSS JOIN LATERAL (
+                SELECT l.* FROM lane l
+                WHERE l.queue = v_queue AND l.channel = n.channel
+                ORDER BY l.tag DESC LIMIT 1) l
+            CROSS JOIN LATERAL (
+                SELECT m.dequeue_at, m.id FROM message m
+                WHERE m.queue = v_queue AND m.channel = n.channel AND m.leased_until IS NULL
+                    AND (m.dequeue_at, m.id) >= (n.at, n.id) AND (m.dequeue_at, m.id) < (l.head_at, l.head_id)
+                ORDER BY m.dequeue_at DESC, m.id DESC LIMIT 1) m
+            WHERE (l.planned, l.since) > (v_vtime, v_vsince) AND (n.at, n.id) < (l.head_at, l.head_id)
+                -- The place that a signal tells may be nobody's: it is the least time of some messages, and their least
+                -- id.
+                AND ((m.dequeue_at, m.id) <> (n.at, n.id) OR EXISTS (
+                    SELECT FROM plan p
+                    WHERE p.queue = v_queue AND p.place > v_place - 32 AND p.ids @> ARRAY[m.id])))
+        THEN
+            PERFORM scheduler_unplan(v_queue);
+        END IF;
     END IF;
 
     WITH known AS (
@@ -103,7 +107,9 @@ BEGIN
         WHERE n.row IS NOT NULL OR n.new_at IS NOT NULL OR n.new_running > 0
     ), wanted AS MATERIALIZED (
         -- Rebuilding gives all ready lanes new numbers, in the order of the old ones.
-        SELECT t.*, t.new_due IS NOT DISTINCT FROM 0
+        SELECT t.row, t.channel, t.due, t.new_due, t.new_at, t.new_id, t.new_running, t.counted, t.weight, t.burst,
+            t.max_concurrency, t.old_max_concurrency, t.release_interval, t.paused_until,
+            t.new_due IS NOT DISTINCT FROM 0
                 AND (rebuild OR (t.due IS DISTINCT FROM 0 AND t.is_planned IS NOT TRUE)) AS becomes_ready,
             row_number() OVER (ORDER BY CASE WHEN t.due = 0 THEN t.since END NULLS LAST, t.new_id) AS nth
         FROM timed t
