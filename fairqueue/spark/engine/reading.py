@@ -341,7 +341,7 @@ def _explained() -> Iterator[None]:
             raise FairqueueError(
                 "a partition of history has been dropped since the read was planned; read again, or under a snapshot"
             ) from error
-        if error.sqlstate == "42704":
+        if error.sqlstate in {"42704", "22023"}:  # the second one up to PostgreSQL 16
             raise FairqueueError(
                 "nobody holds the snapshot any more; read inside of the block that holds it"
             ) from error
