@@ -2905,8 +2905,7 @@ BEGIN
                     AND (m.dequeue_at, m.id) >= (n.at, n.id) AND (m.dequeue_at, m.id) < (l.head_at, l.head_id)
                 ORDER BY m.dequeue_at DESC, m.id DESC LIMIT 1) m
             WHERE (l.planned, l.since) > (v_vtime, v_vsince) AND (n.at, n.id) < (l.head_at, l.head_id)
-                -- The place that a signal tells may be nobody's: it is the least time of some messages, and their least
-                -- id.
+                -- The place that a signal tells may be nobody's: the least time of some messages, and their least id.
                 AND ((m.dequeue_at, m.id) <> (n.at, n.id) OR EXISTS (
                     SELECT FROM plan p
                     WHERE p.queue = v_queue AND p.place > v_place - 32 AND p.ids @> ARRAY[m.id])))
