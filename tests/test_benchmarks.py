@@ -24,7 +24,7 @@ from benchmarks.processes import Child, ProcessFailed
 from benchmarks.records import Record, at_least, percentile, ratio_record, value_record
 from benchmarks.report import page
 from benchmarks.scenarios import SCENARIOS, fairness, latency
-from benchmarks.systems import SYSTEMS, Fill, System, payload_of
+from benchmarks.systems import OURS, OURS_WITHOUT_HISTORY, SYSTEMS, Fill, System, payload_of
 from benchmarks.systems.peers import PEERS
 from benchmarks.workers import Arrival, Sent, produce
 from tests.fixtures.postgres import Postgres, libpq
@@ -69,6 +69,16 @@ def test_every_message_is_served_once(system: System, connection: Any) -> None:
     assert len(served) == total
     assert set(served.values()) == {1}
     assert system.backlog(connection) == later
+
+
+@pytest.mark.parametrize("system", [SYSTEMS[OURS], SYSTEMS[OURS_WITHOUT_HISTORY]], ids=lambda system: system.name)
+def test_history_is_kept_or_not(system: System, connection: Any) -> None:
+    system.enqueue(connection, [("a", PAYLOAD)])
+    system.settle(connection)  # takes one of them
+    system.enqueue(connection, [("a", PAYLOAD), ("b", PAYLOAD)])
+    assert system.complete(connection, system.dequeue(connection, 2)) == 2
+    kept = connection.execute("SELECT count(*) FROM fairqueue.history").fetchone()[0]
+    assert kept == (3 if system.keeps else 0)
 
 
 def test_leases(system: System, connection: Any) -> None:

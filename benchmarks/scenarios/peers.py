@@ -10,7 +10,9 @@ have 100 bytes, the tables are vacuumed and analyzed before each measurement, af
   made one after the other in an event loop that each consumer keeps. Enqueueing isn't timed; of what it leaves to our
   dequeues, the news of which channels have something, a backlog that is made at once leaves one note for each channel,
   where messages of their own transactions leave one each. What that costs is in Cost. The limit, which is no peer,
-  shows how far one table comes here without being fair, with history.
+  shows how far one table comes here without being fair, with history. Ours is there twice: as it is by default, with a
+  history row for each message, and without history beside those that keep nothing of a message that is done (PGMQ,
+  Procrastinate).
 * *Workers*: who only has a worker runs it in one process with a handler that does nothing, 4 or 100 messages at a time
   (Chancy: one a tenant, in a queue for each). The rate is that of completions, from the first message's beginning until
   none is left or the time is over. Ours has a plain handler, in threads. It is there twice: with `prefetch=100`, which
@@ -42,7 +44,7 @@ from benchmarks.measuring import Bench, Case, Size, alternate
 from benchmarks.processes import Child
 from benchmarks.records import Record, Wanted, at_least, at_most, ratio_record, value_record
 from benchmarks.scenarios.fairness import QUIET, in_order, places_of_quiet
-from benchmarks.systems import LIMIT, OURS, Fill, System
+from benchmarks.systems import LIMIT, OURS, OURS_WITHOUT_HISTORY, Fill, System
 from benchmarks.systems.fair import Fairqueue
 from benchmarks.systems.peers import OUR_DEFAULT_WORKER, OUR_WORKER, PEERS, Peer, Working
 from benchmarks.systems.peers.base import Served, work
@@ -91,7 +93,7 @@ def cases(size: Size) -> list[Case]:
     found = [Case("fairness", fairness, 6.0 * repeats * (len(PEERS) + 1))]
     for load in _LOADS[size.name]:
         label = f"fetch and complete, {load.messages:,} messages of {load.tenants:,} tenants"
-        rounds = len(load.batches) * size.rounds * (len(_FETCHED) + 2)
+        rounds = len(load.batches) * size.rounds * (len(_FETCHED) + 3)
         found.append(Case(label, partial(fetching, load), load.messages / 600 + rounds * (consumed + 0.5)))
     seconds = len(_AT_A_TIME[size.name]) * (15 + size.rounds * (len(_WORKERS) + 1) * (worked / 2 + 1))
     return [*found, Case("workers", working, seconds)]
@@ -139,7 +141,7 @@ def _order(bench: Bench, system: System, dsn: str) -> list[str]:
 
 
 def fetching(load: Load, bench: Bench) -> Iterable[Record]:
-    systems = _taking_part(bench, (OURS, LIMIT, *_FETCHED))
+    systems = _taking_part(bench, (OURS, OURS_WITHOUT_HISTORY, LIMIT, *_FETCHED))
     seconds, _ = _SECONDS[bench.size.name]
     found: dict[int, dict[str, list[float]]] = {}
     fills = dict.fromkeys(systems, Fill(0, load.tenants, bench.payload))
@@ -157,7 +159,8 @@ def fetching(load: Load, bench: Bench) -> Iterable[Record]:
             bench.place.checkpoint()
             found[batch] = _by_turns(bench, chosen, bench.size.rounds, partial(once, batch=batch))
     case: dict[str, int | str] = {"backlog": load.messages, "tenants": load.tenants}
-    yield from _ratios("messages fetched and completed", [OURS], systems, found, case=case, varied="batch")
+    ours = [OURS, OURS_WITHOUT_HISTORY]
+    yield from _ratios("messages fetched and completed", ours, systems, found, case=case, varied="batch")
 
 
 def working(bench: Bench) -> Iterable[Record]:
@@ -222,7 +225,9 @@ def _ratios(
             yield value_record(figure, name, where, values, "1/s")
         for mine in ours:
             over = f"{figure}, over the peer" if mine == ours[0] else f"{figure} by {mine}, over the peer"
-            for name in (name for name in rates if mine in rates and name not in ours):
+            # Without history only beside those that keep nothing either.
+            others = [name for name in rates if name not in ours and (systems[mine].keeps or not systems[name].keeps)]
+            for name in others if mine in rates else ():
                 wanted = _wanted(systems[name], best[name] == number)
                 yield ratio_record(over, mine, where, rates[mine], "1/s", reference=name, of=rates[name], wanted=wanted)
 

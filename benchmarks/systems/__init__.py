@@ -5,16 +5,17 @@ from __future__ import annotations
 from .base import Fill, Lease, SQLSystem, System, payload_of
 from .blocks import Blocks
 from .channel_row import ChannelRow
-from .fair import Fairqueue
+from .fair import Fairqueue, FairqueueWithoutHistory
 from .fifo import FIFO, StalledWorkers
 from .limit import Limit
 from .partition_by import PartitionBy
 from .peers import PEERS
 from .priority import Marked, Priority, PriorityAfterTime, PriorityTwoIndexes
 
-__all__ = ["LIMIT", "OURS", "SYSTEMS", "Fill", "Lease", "SQLSystem", "System", "payload_of"]
+__all__ = ["LIMIT", "OURS", "OURS_WITHOUT_HISTORY", "SYSTEMS", "Fill", "Lease", "SQLSystem", "System", "payload_of"]
 
 OURS = Fairqueue.name
+OURS_WITHOUT_HISTORY = FairqueueWithoutHistory.name
 LIMIT = Limit.name
 
 SYSTEMS: dict[str, System] = {
@@ -32,5 +33,6 @@ SYSTEMS: dict[str, System] = {
         PartitionBy(),
         Blocks(),
         *PEERS.values(),
+        FairqueueWithoutHistory(),
     )
 }

@@ -67,6 +67,8 @@ class System(ABC):
     fair: ClassVar[bool] = False
     #: Whether one call takes and completes many; if not, a batch of n is n calls.
     batches: ClassVar[bool] = True
+    #: Whether anything is kept of a message that is done, as history, a log or its own row.
+    keeps: ClassVar[bool] = True
     #: Whether messages can be enqueued for later.
     schedules: ClassVar[bool] = True
 

@@ -33,11 +33,15 @@ class Fairqueue(SQLSystem):
         " WHERE result = 'completed'"
     )
     backlog_sql = "SELECT count(*) FROM fairqueue.message"
+    #: What gives the queue its policy; None: it has that of all queues.
+    policy_sql: ClassVar[str | None] = None
 
     def install(self, dsn: str) -> None:
         engine = create_engine(embedded.sqlalchemy_url(dsn))
         with engine.begin() as connection:
             schema.install(connection)
+            if self.policy_sql:
+                connection.exec_driver_sql(self.policy_sql)
         engine.dispose()
 
     def settle(self, connection: psycopg.Connection[Any]) -> None:
@@ -45,10 +49,19 @@ class Fairqueue(SQLSystem):
         connection.execute("SELECT fairqueue.queue_set('default', paused => true)")
         while self._news(connection):
             assert not self.dequeue(connection, 10_000)
-        connection.execute("DELETE FROM fairqueue.queue")  # as it was: a queue without a policy
+        connection.execute("DELETE FROM fairqueue.queue")  # as it was
+        if self.policy_sql:
+            connection.execute(self.policy_sql.encode())
         self.complete(connection, self.dequeue(connection, 1))
 
     def _news(self, connection: psycopg.Connection[Any]) -> bool:
         row = connection.execute("SELECT EXISTS (SELECT FROM fairqueue.signal)").fetchone()
         assert row is not None
         return bool(row[0])
+
+
+class FairqueueWithoutHistory(Fairqueue):
+    name = "fairqueue-no-history"
+    about = "the same with history_days = 0: nothing is left of a message that is done"
+    keeps = False
+    policy_sql = "SELECT fairqueue.queue_set('default', history_days => 0)"

@@ -22,6 +22,7 @@ class PGMQ(Peer):
     about = "PGMQ: read_batch and delete_batch of its Python client, in order of arrival"
     package = "pgmq"
     url = "https://github.com/pgmq/pgmq"
+    keeps = False
 
     def install(self, dsn: str) -> None:
         from pgmq import install_pgmq_from_sql

@@ -20,6 +20,7 @@ class Procrastinate(Peer):
     about = "Procrastinate: fetch_job and finish_job of its JobManager, one job a call, in order of arrival"
     package = "procrastinate"
     url = "https://procrastinate.readthedocs.io"
+    keeps = False
     batches = False
 
     def install(self, dsn: str) -> None:
