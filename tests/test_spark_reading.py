@@ -239,8 +239,12 @@ class TestMeanwhile:
     def test_a_snapshot_is_over(self, place: Place, filled: psycopg.Connection[Any], database_url: str) -> None:
         with snapshot(database_url) as now:
             parts = plan(place, HISTORY, snapshot=now)
-        with pytest.raises(FairqueueError, match="nobody holds the snapshot any more"):
+        with pytest.raises(FairqueueError, match=f"nobody holds the snapshot '{now}'"):
             rows_of(place, HISTORY, parts[0])
+        with pytest.raises(FairqueueError, match=f"nobody holds the snapshot '{now}'"):
+            plan(place, HISTORY, snapshot=now)
+        with pytest.raises(FairqueueError, match="nobody holds the snapshot 'one'"):
+            plan(place, MESSAGES, snapshot="one")
 
     def test_rows_of_another_server(self, place: Place, filled: psycopg.Connection[Any], database_url: str) -> None:
         """After a restore, transaction ids say nothing; it is refused, with the way out, which works."""

@@ -21,7 +21,7 @@ makes the parts one set, though each is read in a transaction of its own:
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -187,8 +187,7 @@ def plan(place: Place, selection: Selection, *, parts: int | None = None, snapsh
     :param snapshot: to read under.
     """
     with place.connect() as connection:
-        for statement in _beginning(snapshot):
-            connection.execute(statement.encode())
+        _begin(lambda statement: connection.execute(statement.encode()), snapshot)
         if selection.table == "messages":
             if snapshot is None:
                 return [Part((Slice("message"),))]
@@ -239,8 +238,7 @@ def read(place: Place, selection: Selection, part: Part, schema: pa.Schema) -> I
     :param schema: of the batches: that of :func:`arrow_schema`, or one to which its types can be cast.
     """
     with place.arrow() as connection, connection.cursor() as cursor, _explained():
-        for statement in _beginning(part.snapshot):
-            cursor.execute(statement)
+        _begin(cursor.execute, part.snapshot)
         slices = part.slices
         if part.known is not None:
             cursor.execute(_leaves(place))
@@ -301,10 +299,20 @@ def literal(value: str | list[str]) -> str:
     return sql.Literal(value).as_string()
 
 
-def _beginning(snapshot: str | None) -> Iterator[str]:
-    yield "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
-    if snapshot is not None:
-        yield f"SET TRANSACTION SNAPSHOT {literal(snapshot)}"
+def _begin(execute: Callable[[str], object], snapshot: str | None) -> None:
+    """Of a transaction that sees all of a read, by either driver."""
+    execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+    if snapshot is None:
+        return
+    try:
+        execute(f"SET TRANSACTION SNAPSHOT {literal(snapshot)}")
+    except Exception as error:
+        # There is none of this name: undefined_object, and up to PostgreSQL 16 invalid_parameter_value.
+        if getattr(error, "sqlstate", None) not in {"42704", "22023"}:
+            raise
+        raise FairqueueError(
+            f"nobody holds the snapshot {snapshot!r}; read inside of the block that holds it"
+        ) from error
 
 
 def _leaves(place: Place) -> str:
@@ -340,9 +348,5 @@ def _explained() -> Iterator[None]:
         if error.sqlstate == "42P01":
             raise FairqueueError(
                 "a partition of history has been dropped since the read was planned; read again, or under a snapshot"
-            ) from error
-        if error.sqlstate in {"42704", "22023"}:  # the second one up to PostgreSQL 16
-            raise FairqueueError(
-                "nobody holds the snapshot any more; read inside of the block that holds it"
             ) from error
         raise
