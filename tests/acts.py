@@ -101,7 +101,6 @@ def expire(session: Session, ids: Iterable[int]) -> None:
     """Time travel: what it would look like if these leases had been given long ago."""
     expired = {"ids": list(ids)}
     session.execute(text("UPDATE fairqueue.message SET leased_until = '2000-01-01' WHERE id = ANY (:ids)"), expired)
-    session.execute(text("UPDATE fairqueue.rotation SET lease_floor = '2000-01-01'"))
     session.commit()
 
 

@@ -196,7 +196,6 @@ def test_no_statement_scans_a_table(loaded: Connection, watched: Watched) -> Non
     # Reclaims; wakes.
     expired, _ = leases(loaded, 50)
     loaded.execute("UPDATE fairqueue.message SET leased_until = '2000-01-01' WHERE id = ANY (%s)", (expired,))
-    loaded.execute("UPDATE fairqueue.rotation SET lease_floor = '2000-01-01'")
     statements += watched.run("SELECT * FROM fairqueue.message_dequeue('default', 100)")
     # Dies; is put back.
     dead, attempts = leases(loaded, 20)
@@ -374,7 +373,6 @@ def test_who_saw_the_table_nearly_empty_reads_no_more(left: int, raw: Raw, datab
         )
     expired, _ = leases(connection, 20)
     connection.execute("UPDATE fairqueue.message SET leased_until = '2000-01-01' WHERE id = ANY (%s)", (expired,))
-    connection.execute("UPDATE fairqueue.rotation SET lease_floor = '2000-01-01'")
     statements += watched.run("SELECT * FROM fairqueue.message_dequeue('default', 100)")
     read = [(statement.rows_of("message"), statement.query[:200]) for statement in statements]
     assert not [(rows, query) for rows, query in read if rows > 2000]

@@ -26,6 +26,10 @@ def results(session: Session, statement: Any) -> list[tuple[int, str]]:
     return told
 
 
+def served(session: Session) -> list[int]:
+    return [message.id for message in lease_of(session, 10)]
+
+
 def fail_until_dead(session: Session) -> int:
     """How many attempts that took."""
     for attempt in range(1, 100):
@@ -179,3 +183,55 @@ class TestBackoff:
         assert 180 < max(found) <= 200
         move_clock(session, now + 150_000)
         assert 0 < len(lease_of(session, MANY)) < MANY
+
+
+class TestLeasesThatUsersSet:
+    """Dequeues know the earliest end of a lease; whoever sets one without them tells it."""
+
+    @pytest.fixture
+    def leased(self, session: Session) -> tuple[int, int]:
+        """Two messages: the first one's lease is long, and is the only one."""
+        first, second = put(session, "acme", 2)
+        assert [message.id for message in lease_of(session, lease=600)] == [first]
+        return first, second
+
+    def test_ended(self, session: Session, leased: tuple[int, int]) -> None:
+        """As of a worker that is known to be dead."""
+        sql(session, "UPDATE fairqueue.message SET leased_until = fairqueue.clock() WHERE leased_until IS NOT NULL")
+        assert [(message.id, message.attempt) for message in lease_of(session, 10)] == [(leased[0], 2), (leased[1], 1)]
+
+    def test_shortened(self, session: Session, now: int, leased: tuple[int, int]) -> None:
+        """It ends when it now says, and not before."""
+        sql(session, "UPDATE fairqueue.message SET leased_until = leased_until - interval '9 minutes'")
+        assert served(session) == [leased[1]]
+        move_clock(session, now + 59_000)
+        assert served(session) == []
+        move_clock(session, now + 61_000)
+        assert served(session) == [leased[0]]
+
+    def test_shortened_beside_a_dequeue(self, engine: Engine, session: Session, leased: tuple[int, int]) -> None:
+        """The dequeue can't know it yet; the next one does."""
+        with Session(engine) as other:
+            other.execute(
+                text("UPDATE fairqueue.message SET leased_until = '2000-01-01' WHERE id = :id"), {"id": leased[0]}
+            )
+            assert served(session) == [leased[1]]
+            other.commit()
+        assert served(session) == [leased[0]]
+
+    def test_shortened_in_the_transaction_of_a_dequeue(self, session: Session, leased: tuple[int, int]) -> None:
+        session.execute(text("SELECT FROM fairqueue.message_dequeue()"))
+        sql(session, "UPDATE fairqueue.message SET leased_until = '2000-01-01'")
+        assert sorted(served(session)) == list(leased)
+
+    def test_given_by_hand(self, session: Session, leased: tuple[int, int]) -> None:
+        sql(session, "UPDATE fairqueue.message SET leased_until = '2000-01-01' WHERE leased_until IS NULL")
+        assert served(session) == [leased[1]]
+
+    def test_copied(self, session: Session) -> None:
+        """With leases that are still good elsewhere, to where nothing was dequeued yet."""
+        copied = "INSERT INTO fairqueue.message (channel, attempt, leased_until) VALUES ('acme', 1, :until)"
+        for until in ("2000-01-01", "3000-01-01"):
+            session.execute(text(copied), {"until": until})
+        session.commit()
+        assert [message.attempt for message in lease_of(session, 10)] == [2]

@@ -511,6 +511,7 @@ CREATE TABLE rotation (
 --   dequeue_at and message_id   the channel may have something ready from that place on
 --   counted                     a lease of the channel that was counted in that turn has ended
 --   message_id and counted      ended, or will: message_id was held by somebody else when leases were counted
+--   message_id                  its lease ends before the scheduler would look: a user has set leased_until
 --   none of these               the policy of the channel changed; without a channel, that of the queue
 --
 -- Written by the triggers, append-only, in the writer's own transaction, so that enqueueing waits for nobody.
@@ -1337,15 +1338,16 @@ DECLARE
     v_dequeue_at bigint;
     v_id bigint;
     v_urgent boolean;
+    v_leased boolean;
     v_valid boolean;
     v_bounded boolean;
     v_idle boolean;
     v_full record;
 BEGIN
     SELECT min(n.queue), max(n.queue), min(n.channel), max(n.channel), min(n.dequeue_at), min(n.id),
-        bool_or(n.attempt > 0),
+        bool_or(n.attempt > 0), bool_or(n.leased_until IS NOT NULL),
         bool_and(message_valid(n.queue, n.channel, n.key, n.payload, n.body, n.cost, n.max_attempts, n.backoff))
-    INTO v_queue, v_last_queue, v_channel, v_last_channel, v_dequeue_at, v_id, v_urgent, v_valid
+    INTO v_queue, v_last_queue, v_channel, v_last_channel, v_dequeue_at, v_id, v_urgent, v_leased, v_valid
     FROM new_messages n;
     IF NOT v_valid THEN
         PERFORM message_refuse(n.queue, n.channel, n.key, n.payload, n.body, n.cost, n.max_attempts, n.backoff)
@@ -1382,6 +1384,11 @@ BEGIN
             false)) INTO v_queues, v_bounded
         FROM entered e;
         PERFORM queue_notify(q.name) FROM unnest(v_queues) AS q (name);
+    END IF;
+    IF v_leased THEN
+        -- Copied from elsewhere: when it ends is news to the scheduler.
+        INSERT INTO signal (queue, message_id, urgent)
+        SELECT n.queue, n.id, true FROM new_messages n WHERE n.leased_until IS NOT NULL;
     END IF;
     IF v_bounded THEN
         FOR v_full IN
@@ -2503,7 +2510,7 @@ BEGIN
         SELECT (SELECT count(*) FROM leases e WHERE e.queue = r.queue AND e.counted >= r.counted_from)
             + (SELECT count(*) FROM signals s WHERE s.queue = r.queue AND s.counted >= r.counted_from) AS leases) n
     WHERE r.max_concurrency IS NOT NULL AND n.leases <> r.running
-        AND NOT EXISTS (SELECT FROM signals s WHERE s.queue = r.queue AND s.channel IS NULL)
+        AND NOT EXISTS (SELECT FROM signals s WHERE s.queue = r.queue AND s.channel IS NULL AND s.is_policy)
     UNION ALL
     SELECT l.queue, l.channel, 'policy (weight, max_concurrency, release_interval, burst, paused_until)',
         p.policy::text, (l.weight, l.max_concurrency, l.release_interval, l.burst, l.paused_until)::text
@@ -2523,7 +2530,7 @@ BEGIN
     FROM rotations r LEFT JOIN queue q ON q.name = r.queue
     WHERE (q.max_concurrency, paused_until(q.paused, q.resume_at))
             IS DISTINCT FROM (r.max_concurrency, r.paused_until)
-        AND NOT EXISTS (SELECT FROM signals s WHERE s.queue = r.queue AND s.channel IS NULL)
+        AND NOT EXISTS (SELECT FROM signals s WHERE s.queue = r.queue AND s.channel IS NULL AND s.is_policy)
     UNION ALL
     SELECT l.queue, l.channel, 'a lane that waits for too long',
         l.new_due::text, l.due::text
@@ -2594,8 +2601,9 @@ BEGIN
     SELECT e.queue, e.channel, 'a lease below lease_floor', format('from %s on', r.lease_floor),
         format('message %s until %s', e.id, e.leased_until)
     FROM leases e LEFT JOIN rotations r ON r.queue = e.queue
-    WHERE r.queue IS NULL OR e.leased_until < least(r.lease_floor, r.held_from)
-        OR (e.leased_until < r.lease_floor AND r.lease_floor > r.held_at)
+    WHERE (r.queue IS NULL OR e.leased_until < least(r.lease_floor, r.held_from)
+            OR (e.leased_until < r.lease_floor AND r.lease_floor > r.held_at))
+        AND NOT EXISTS (SELECT FROM signals s WHERE s.queue = e.queue AND s.channel IS NULL AND s.message_id = e.id)
     UNION ALL
     SELECT l.queue, l.channel, 'a lane below due_floor', format('from %s on', r.due_floor), l.due::text
     FROM lanes l JOIN rotations r ON r.queue = l.queue
@@ -3078,13 +3086,14 @@ $$;
 --
 -- Returns the new horizon, the number of activations so far, the earliest time at which a lane that now waits is due,
 -- whether one has a limit whose leases nobody counted (scheduler_activate), how many leases that the queue counted have
--- ended, whether the policy of the queue changed, whether signals may be left, and the last of the messages that the
--- folded transactions began with: about the first of those that what is left tells of.
+-- ended, whether the policy of the queue changed, whether signals may be left, the last of the messages that the
+-- folded transactions began with: about the first of those that what is left tells of; and the earliest end of those
+-- leases that users have set.
 CREATE FUNCTION scheduler_fold(
     queue text, is_urgent boolean, turn bigint, vtime bigint, now_ms bigint, max_signals integer, counted_from bigint,
     INOUT horizon xid8, INOUT open xid8[], INOUT activations bigint,
     OUT due_floor bigint, OUT uncounted boolean, OUT ended integer, OUT queue_changed boolean, OUT more boolean,
-    OUT first_id bigint
+    OUT first_id bigint, OUT lease_floor timestamptz
 )
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -3114,6 +3123,7 @@ DECLARE
     v_ended integer[];
     v_changed boolean[];
     v_running integer[];
+    v_leases bigint[];
 BEGIN
     -- In doubt since this transaction began: for the next one, or a call that has looked at many would never end.
     WITH late AS MATERIALIZED (
@@ -3171,14 +3181,15 @@ BEGIN
         SELECT count(*) FILTER (WHERE NOT b.is_late) AS folded, count(*) FILTER (WHERE b.is_late) AS late,
             (array_agg(b.xid ORDER BY b.xid DESC))[1] AS last,
             count(*) FILTER (WHERE b.is_end AND b.counted >= v_counted_from) AS ended,
-            coalesce(bool_or(b.channel IS NULL), false) AS queue_changed,
+            coalesce(bool_or(b.channel IS NULL AND b.message_id IS NULL), false) AS queue_changed,
+            array_agg(b.message_id) FILTER (WHERE b.channel IS NULL AND b.message_id IS NOT NULL) AS leases,
             (SELECT max(f.id) FROM (SELECT min(x.message_id) AS id FROM batch x GROUP BY x.xid) f) AS first_id,
             (SELECT count(*) FROM again) AS doubtful
         FROM batch b
     )
     SELECT pg_current_snapshot(), c.folded, c.late, c.last, c.ended, c.queue_changed, c.doubtful,
-        c.first_id, l.channels, l.ats, l.ids, l.ended, l.changed
-    INTO v_snapshot, v_folded, v_late, v_last, ended, queue_changed, v_doubtful, first_id,
+        c.first_id, c.leases, l.channels, l.ats, l.ids, l.ended, l.changed
+    INTO v_snapshot, v_folded, v_late, v_last, ended, queue_changed, v_doubtful, first_id, v_leases,
         v_channels, v_ats, v_ids, v_ended, v_changed
     FROM counts c, news_lists l;
 
@@ -3211,6 +3222,12 @@ BEGIN
         DELETE FROM signal s
         USING (SELECT unnest(k.signals) AS row FROM marked k) k
         WHERE s.ctid = k.row;
+    END IF;
+    IF v_leases IS NOT NULL THEN
+        SELECT min(m.leased_until) INTO lease_floor
+        -- Not =: see lease_list.
+        FROM unnest(v_leases) AS l (id) JOIN message m ON m.id BETWEEN l.id AND l.id
+        WHERE m.queue = v_queue;
     END IF;
     IF true = ANY (v_changed) THEN
         PERFORM scheduler_unplan(v_queue);
@@ -3539,8 +3556,8 @@ $$;
 -- of served messages, which an old snapshot keeps. Tags stay: whom the rotation owes what can't be derived.
 -- Locks: the lanes of the queue; its leases, as far as nobody else holds them (scheduler_recount).
 --
--- Returns what is to be written to rotation, and whether a lane has a limit whose leases nobody counted, because it was
--- committed meanwhile (scheduler_activate). Takes time in proportion to the number of lanes and leases.
+-- Returns what is to be written to rotation (lease_floor by queue_repair alone), and whether a lane has a limit whose
+-- leases nobody counted, because it was committed meanwhile (scheduler_activate). Takes time in proportion to the number of lanes and leases.
 CREATE FUNCTION scheduler_rebuild(
     queue text, turn bigint, vtime bigint, now_ms bigint, thorough boolean, INOUT activations bigint,
     OUT due_floor bigint, OUT lease_floor timestamptz, OUT max_concurrency integer, OUT paused_until bigint,
@@ -3948,18 +3965,22 @@ BEGIN
         END IF;
         IF v_has_urgent THEN
             SELECT f.horizon, f.open, f.activations, least(f.due_floor, r.due_floor), greatest(r.running - f.ended, 0),
-                v_rebuild OR f.queue_changed, v_uncounted OR f.uncounted, f.more
+                v_rebuild OR f.queue_changed, v_uncounted OR f.uncounted, f.more, least(f.lease_floor, r.lease_floor)
             INTO r.urgent_from, r.urgent_open, r.activations, r.due_floor, r.running,
-                v_rebuild, v_uncounted, v_has_urgent
+                v_rebuild, v_uncounted, v_has_urgent, r.lease_floor
             FROM scheduler_fold(v_queue, true, r.turn, r.vtime, v_now, 20000,
                 CASE WHEN r.max_concurrency IS NOT NULL THEN r.counted_from END, r.urgent_from,
                 r.urgent_open, r.activations) f;
             v_written := false;
+            IF r.lease_floor <= v_clock AND NOT v_reclaim THEN
+                -- A user has ended a lease.
+                v_reclaim := true;
+                CONTINUE;
+            END IF;
         END IF;
         IF v_rebuild THEN
-            SELECT b.activations, b.due_floor, b.lease_floor, b.max_concurrency, b.paused_until, b.running,
-                v_uncounted OR b.uncounted
-            INTO r.activations, r.due_floor, r.lease_floor, r.max_concurrency, r.paused_until, r.running, v_uncounted
+            SELECT b.activations, b.due_floor, b.max_concurrency, b.paused_until, b.running, v_uncounted OR b.uncounted
+            INTO r.activations, r.due_floor, r.max_concurrency, r.paused_until, r.running, v_uncounted
             FROM scheduler_rebuild(v_queue, r.turn, r.vtime, v_now, false, r.activations) b;
             r.counted_from := r.turn;
             v_rebuild := false;
@@ -4982,7 +5003,8 @@ $$;
 REVOKE EXECUTE ON FUNCTION signal_freed FROM PUBLIC;
 
 -- Trigger function of message_moved: a signal for a message that became ready, or was changed while it was; with it the
--- end of its lease, if that was counted; and a notification, if workers wait for one.
+-- end of its lease, if that was counted; and a notification, if workers wait for one. Of one that is leased now, only
+-- when: dequeues have to know the earliest end of a lease.
 --
 -- Locks: none that anybody waits for, but for notifications (queue_notify); it appends a row.
 CREATE FUNCTION signal_moved() RETURNS trigger
@@ -4992,6 +5014,10 @@ AS $$
 DECLARE
     v_counted CONSTANT bigint := CASE WHEN OLD.leased_until IS NOT NULL THEN OLD.counted END;
 BEGIN
+    IF NEW.leased_until IS NOT NULL THEN
+        INSERT INTO signal (queue, message_id, urgent) VALUES (NEW.queue, NEW.id, true);
+        RETURN NULL;
+    END IF;
     -- A mere edit is no more urgent than an arrival: it only matters to what is planned, and may come in floods.
     INSERT INTO signal (queue, channel, dequeue_at, message_id, counted, urgent)
     VALUES (NEW.queue, NEW.channel, NEW.dequeue_at, NEW.id, v_counted, OLD.leased_until IS NOT NULL
@@ -5180,11 +5206,13 @@ WHEN (OLD.counted IS NOT NULL AND OLD.leased_until IS NOT NULL)
 EXECUTE FUNCTION signal_freed();
 
 -- A lease that ended without completion, or a user's edit, may put a ready message before the head of its lane; and
--- whatever is changed of one that is planned, its row is another one then. Leasing (leased_until set) does not fire it.
+-- whatever is changed of one that is planned, its row is another one then. Nor do dequeues know of a lease that a user
+-- has shortened, or given. Leasing (leased_until set, another attempt) and heartbeats, which never shorten, don't fire it.
 CREATE TRIGGER message_moved
 AFTER UPDATE ON message
 FOR EACH ROW
-WHEN (NEW.leased_until IS NULL)
+WHEN (NEW.leased_until IS NULL OR (NEW.attempt = OLD.attempt
+    AND (OLD.leased_until IS NULL OR NEW.leased_until < OLD.leased_until)))
 EXECUTE FUNCTION signal_moved();
 
 -- TRUNCATE takes leases away without a word to the other triggers.

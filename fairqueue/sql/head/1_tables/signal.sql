@@ -2,6 +2,7 @@
 --   dequeue_at and message_id   the channel may have something ready from that place on
 --   counted                     a lease of the channel that was counted in that turn has ended
 --   message_id and counted      ended, or will: message_id was held by somebody else when leases were counted
+--   message_id                  its lease ends before the scheduler would look: a user has set leased_until
 --   none of these               the policy of the channel changed; without a channel, that of the queue
 --
 -- Written by the triggers, append-only, in the writer's own transaction, so that enqueueing waits for nobody.

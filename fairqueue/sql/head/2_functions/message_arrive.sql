@@ -24,15 +24,16 @@ DECLARE
     v_dequeue_at bigint;
     v_id bigint;
     v_urgent boolean;
+    v_leased boolean;
     v_valid boolean;
     v_bounded boolean;
     v_idle boolean;
     v_full record;
 BEGIN
     SELECT min(n.queue), max(n.queue), min(n.channel), max(n.channel), min(n.dequeue_at), min(n.id),
-        bool_or(n.attempt > 0),
+        bool_or(n.attempt > 0), bool_or(n.leased_until IS NOT NULL),
         bool_and(message_valid(n.queue, n.channel, n.key, n.payload, n.body, n.cost, n.max_attempts, n.backoff))
-    INTO v_queue, v_last_queue, v_channel, v_last_channel, v_dequeue_at, v_id, v_urgent, v_valid
+    INTO v_queue, v_last_queue, v_channel, v_last_channel, v_dequeue_at, v_id, v_urgent, v_leased, v_valid
     FROM new_messages n;
     IF NOT v_valid THEN
         PERFORM message_refuse(n.queue, n.channel, n.key, n.payload, n.body, n.cost, n.max_attempts, n.backoff)
@@ -69,6 +70,11 @@ BEGIN
             false)) INTO v_queues, v_bounded
         FROM entered e;
         PERFORM queue_notify(q.name) FROM unnest(v_queues) AS q (name);
+    END IF;
+    IF v_leased THEN
+        -- Copied from elsewhere: when it ends is news to the scheduler.
+        INSERT INTO signal (queue, message_id, urgent)
+        SELECT n.queue, n.id, true FROM new_messages n WHERE n.leased_until IS NOT NULL;
     END IF;
     IF v_bounded THEN
         FOR v_full IN

@@ -159,7 +159,7 @@ BEGIN
         SELECT (SELECT count(*) FROM leases e WHERE e.queue = r.queue AND e.counted >= r.counted_from)
             + (SELECT count(*) FROM signals s WHERE s.queue = r.queue AND s.counted >= r.counted_from) AS leases) n
     WHERE r.max_concurrency IS NOT NULL AND n.leases <> r.running
-        AND NOT EXISTS (SELECT FROM signals s WHERE s.queue = r.queue AND s.channel IS NULL)
+        AND NOT EXISTS (SELECT FROM signals s WHERE s.queue = r.queue AND s.channel IS NULL AND s.is_policy)
     UNION ALL
     SELECT l.queue, l.channel, 'policy (weight, max_concurrency, release_interval, burst, paused_until)',
         p.policy::text, (l.weight, l.max_concurrency, l.release_interval, l.burst, l.paused_until)::text
@@ -179,7 +179,7 @@ BEGIN
     FROM rotations r LEFT JOIN queue q ON q.name = r.queue
     WHERE (q.max_concurrency, paused_until(q.paused, q.resume_at))
             IS DISTINCT FROM (r.max_concurrency, r.paused_until)
-        AND NOT EXISTS (SELECT FROM signals s WHERE s.queue = r.queue AND s.channel IS NULL)
+        AND NOT EXISTS (SELECT FROM signals s WHERE s.queue = r.queue AND s.channel IS NULL AND s.is_policy)
     UNION ALL
     SELECT l.queue, l.channel, 'a lane that waits for too long',
         l.new_due::text, l.due::text
@@ -250,8 +250,9 @@ BEGIN
     SELECT e.queue, e.channel, 'a lease below lease_floor', format('from %s on', r.lease_floor),
         format('message %s until %s', e.id, e.leased_until)
     FROM leases e LEFT JOIN rotations r ON r.queue = e.queue
-    WHERE r.queue IS NULL OR e.leased_until < least(r.lease_floor, r.held_from)
-        OR (e.leased_until < r.lease_floor AND r.lease_floor > r.held_at)
+    WHERE (r.queue IS NULL OR e.leased_until < least(r.lease_floor, r.held_from)
+            OR (e.leased_until < r.lease_floor AND r.lease_floor > r.held_at))
+        AND NOT EXISTS (SELECT FROM signals s WHERE s.queue = e.queue AND s.channel IS NULL AND s.message_id = e.id)
     UNION ALL
     SELECT l.queue, l.channel, 'a lane below due_floor', format('from %s on', r.due_floor), l.due::text
     FROM lanes l JOIN rotations r ON r.queue = l.queue

@@ -8,13 +8,14 @@
 --
 -- Returns the new horizon, the number of activations so far, the earliest time at which a lane that now waits is due,
 -- whether one has a limit whose leases nobody counted (scheduler_activate), how many leases that the queue counted have
--- ended, whether the policy of the queue changed, whether signals may be left, and the last of the messages that the
--- folded transactions began with: about the first of those that what is left tells of.
+-- ended, whether the policy of the queue changed, whether signals may be left, the last of the messages that the
+-- folded transactions began with: about the first of those that what is left tells of; and the earliest end of those
+-- leases that users have set.
 CREATE FUNCTION scheduler_fold(
     queue text, is_urgent boolean, turn bigint, vtime bigint, now_ms bigint, max_signals integer, counted_from bigint,
     INOUT horizon xid8, INOUT open xid8[], INOUT activations bigint,
     OUT due_floor bigint, OUT uncounted boolean, OUT ended integer, OUT queue_changed boolean, OUT more boolean,
-    OUT first_id bigint
+    OUT first_id bigint, OUT lease_floor timestamptz
 )
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -44,6 +45,7 @@ DECLARE
     v_ended integer[];
     v_changed boolean[];
     v_running integer[];
+    v_leases bigint[];
 BEGIN
     -- In doubt since this transaction began: for the next one, or a call that has looked at many would never end.
     WITH late AS MATERIALIZED (
@@ -101,14 +103,15 @@ BEGIN
         SELECT count(*) FILTER (WHERE NOT b.is_late) AS folded, count(*) FILTER (WHERE b.is_late) AS late,
             (array_agg(b.xid ORDER BY b.xid DESC))[1] AS last,
             count(*) FILTER (WHERE b.is_end AND b.counted >= v_counted_from) AS ended,
-            coalesce(bool_or(b.channel IS NULL), false) AS queue_changed,
+            coalesce(bool_or(b.channel IS NULL AND b.message_id IS NULL), false) AS queue_changed,
+            array_agg(b.message_id) FILTER (WHERE b.channel IS NULL AND b.message_id IS NOT NULL) AS leases,
             (SELECT max(f.id) FROM (SELECT min(x.message_id) AS id FROM batch x GROUP BY x.xid) f) AS first_id,
             (SELECT count(*) FROM again) AS doubtful
         FROM batch b
     )
     SELECT pg_current_snapshot(), c.folded, c.late, c.last, c.ended, c.queue_changed, c.doubtful,
-        c.first_id, l.channels, l.ats, l.ids, l.ended, l.changed
-    INTO v_snapshot, v_folded, v_late, v_last, ended, queue_changed, v_doubtful, first_id,
+        c.first_id, c.leases, l.channels, l.ats, l.ids, l.ended, l.changed
+    INTO v_snapshot, v_folded, v_late, v_last, ended, queue_changed, v_doubtful, first_id, v_leases,
         v_channels, v_ats, v_ids, v_ended, v_changed
     FROM counts c, news_lists l;
 
@@ -141,6 +144,12 @@ BEGIN
         DELETE FROM signal s
         USING (SELECT unnest(k.signals) AS row FROM marked k) k
         WHERE s.ctid = k.row;
+    END IF;
+    IF v_leases IS NOT NULL THEN
+        SELECT min(m.leased_until) INTO lease_floor
+        -- Not =: see lease_list.
+        FROM unnest(v_leases) AS l (id) JOIN message m ON m.id BETWEEN l.id AND l.id
+        WHERE m.queue = v_queue;
     END IF;
     IF true = ANY (v_changed) THEN
         PERFORM scheduler_unplan(v_queue);

@@ -134,18 +134,22 @@ BEGIN
         END IF;
         IF v_has_urgent THEN
             SELECT f.horizon, f.open, f.activations, least(f.due_floor, r.due_floor), greatest(r.running - f.ended, 0),
-                v_rebuild OR f.queue_changed, v_uncounted OR f.uncounted, f.more
+                v_rebuild OR f.queue_changed, v_uncounted OR f.uncounted, f.more, least(f.lease_floor, r.lease_floor)
             INTO r.urgent_from, r.urgent_open, r.activations, r.due_floor, r.running,
-                v_rebuild, v_uncounted, v_has_urgent
+                v_rebuild, v_uncounted, v_has_urgent, r.lease_floor
             FROM scheduler_fold(v_queue, true, r.turn, r.vtime, v_now, 20000,
                 CASE WHEN r.max_concurrency IS NOT NULL THEN r.counted_from END, r.urgent_from,
                 r.urgent_open, r.activations) f;
             v_written := false;
+            IF r.lease_floor <= v_clock AND NOT v_reclaim THEN
+                -- A user has ended a lease.
+                v_reclaim := true;
+                CONTINUE;
+            END IF;
         END IF;
         IF v_rebuild THEN
-            SELECT b.activations, b.due_floor, b.lease_floor, b.max_concurrency, b.paused_until, b.running,
-                v_uncounted OR b.uncounted
-            INTO r.activations, r.due_floor, r.lease_floor, r.max_concurrency, r.paused_until, r.running, v_uncounted
+            SELECT b.activations, b.due_floor, b.max_concurrency, b.paused_until, b.running, v_uncounted OR b.uncounted
+            INTO r.activations, r.due_floor, r.max_concurrency, r.paused_until, r.running, v_uncounted
             FROM scheduler_rebuild(v_queue, r.turn, r.vtime, v_now, false, r.activations) b;
             r.counted_from := r.turn;
             v_rebuild := false;
