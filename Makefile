@@ -20,7 +20,7 @@ compile := uv pip compile pyproject.toml --group dev --universal --python-versio
     $(addprefix --extra ,asyncpg cli demo embedded fastapi flask pydantic testing)
 
 .DEFAULT_GOAL := help
-.PHONY: help test soak demo demo-spark example bench bench-full lint types check matrix lock clean peers-one-by-one
+.PHONY: help test soak demo demo-spark example bench bench-full docs lint types check matrix lock clean peers-one-by-one
 
 help:  ## this text
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,6 +46,10 @@ bench: .venv-bench/.ready  ## fairness and speed beside other queues, side by si
 
 bench-full: .venv-bench/.ready  ## the same at full size, and Spark: three and a half hours
 	.venv-bench/bin/python -m benchmarks --full $(if $(OUT),--out $(OUT)) $(SCENARIOS)
+
+docs: $(ready)  ## the documentation as a site, with the API, in docs/_build
+	$(python) -m sphinx -q -W --keep-going -c docs -d docs/_build/.doctrees . docs/_build
+	@echo docs/_build/docs/index.html
 
 lint: $(ready)  ## ruff: rules and format
 	$(python) -m ruff check
@@ -74,7 +78,7 @@ lock:  ## renew the locks, requirements*.lock (needs uv); they name no host, so 
 	@! grep -n '://' requirements*.lock
 
 clean:  ## remove what these targets made
-	rm -rf .venv .venv-bench .venv-sa20 .pg
+	rm -rf .venv .venv-bench .venv-sa20 .pg docs/_build
 
 # Installing goes by hash; the project itself is built with the locked build backend, not one fetched for it.
 .venv/.ready: requirements.lock pyproject.toml

@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from subprocess import run
 from types import ModuleType
 from typing import Any
 
@@ -135,6 +136,18 @@ async def test_readme_with_fastapi(project: Path, anyio_backend: str) -> None:
     with Session(models.engine) as session:
         assert [words for (words,) in session.query(models.Document.words)] == [2]
     models.engine.dispose()
+
+
+def test_site(tmp_path: Path) -> None:
+    """It is built without a warning, and tells of each public name of the package."""
+    pytest.importorskip("sphinx", reason="Sphinx is missing, which makes the site")
+    flags = "-q -W --keep-going -c docs -b html -d".split()
+    command = [sys.executable, "-m", "sphinx", *flags, str(tmp_path / "doctrees"), ".", str(tmp_path)]
+    done = run(command, cwd=ROOT, text=True, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    pages = [page.read_text("utf-8") for page in (tmp_path / "docs" / "api").glob("*.html")]
+    told = set(re.findall(r'<dt class="sig [^>]*id="fairqueue\.[^"]*?(\w+)"', "".join(pages)))
+    assert set(fq.__all__) - told == set()
 
 
 def test_sql_page(database_url: str) -> None:

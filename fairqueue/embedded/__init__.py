@@ -1,5 +1,7 @@
 """A PostgreSQL server for demos, development and tests, started by the program that needs it.
 
+::
+
     from sqlalchemy import create_engine, text
     from fairqueue import embedded
 
@@ -7,18 +9,22 @@
         with create_engine(server.url()).connect() as connection:
             print(connection.scalar(text("SELECT version()")))
 
-`ephemeral()` is a throw-away server of this process, `shared()` a durable one that several processes use
-together, `database_url()` is FAIRQUEUE_DSN where that is set and one of the two where it is not.
+:func:`ephemeral` is a throw-away server of this process, :func:`shared` a durable one that several processes use
+together, :func:`database_url` is FAIRQUEUE_DSN where that is set and one of the two where it is not.
 
 Not for production: nobody patches these programs for you. Linux and macOS. The rest of fairqueue never
 imports this package.
 
-| variable | meaning |
-|---|---|
-| FAIRQUEUE_DSN | a running server, for `database_url()`: nothing is started |
-| FAIRQUEUE_PG_BIN | the folder with `postgres` and `initdb` |
-| FAIRQUEUE_PG_HOME | where `shared()` keeps its data, and root its copy of programs out of others' reach |
-| FAIRQUEUE_PG_OSUSER | the account that runs the server when root starts it: `nobody` unless set |
+Variables of the environment:
+
+FAIRQUEUE_DSN
+    a running server, for :func:`database_url`: nothing is started
+FAIRQUEUE_PG_BIN
+    the folder with ``postgres`` and ``initdb``
+FAIRQUEUE_PG_HOME
+    where :func:`shared` keeps its data, and root its copy of programs out of others' reach
+FAIRQUEUE_PG_OSUSER
+    the account that runs the server when root starts it: ``nobody`` unless set
 """
 
 import contextlib
@@ -67,13 +73,13 @@ _FAST = {
 
 
 def ephemeral(*, fast: bool = True, settings: Mapping[str, str] = {}, tcp: bool = False) -> Server:
-    """Start a throw-away server; it goes with the `with` block, `stop()`, or the program.
+    """Start a throw-away server; it goes with the ``with`` block, ``stop()``, or the program.
 
     It dies with this process even on SIGKILL (on Linux, where it is the thread calling this that counts: call
     it from the main one), and the next call removes the directory that was left behind.
 
-    `fast=True` gives up durability and, where there is room, keeps the data in memory; `fast=False` has
-    PostgreSQL's own settings, on disk. `tcp=True` listens on 127.0.0.1 too, with a password.
+    ``fast=True`` gives up durability and, where there is room, keeps the data in memory; ``fast=False`` has
+    PostgreSQL's own settings, on disk. ``tcp=True`` listens on 127.0.0.1 too, with a password.
     """
     programs = usable_programs()
     base = own_directory(_scratch(in_memory=fast) / f"fairqueue-{os.geteuid()}")
@@ -86,9 +92,9 @@ def ephemeral(*, fast: bool = True, settings: Mapping[str, str] = {}, tcp: bool 
 
 
 def shared(home: Path | None = None, *, settings: Mapping[str, str] = {}, tcp: bool = False) -> Server:
-    """Join the durable server under `home`, starting it if need be; the last process to leave stops it.
+    """Join the durable server under ``home``, starting it if need be; the last process to leave stops it.
 
-    `home` is FAIRQUEUE_PG_HOME, else a folder of this user. `settings` and `tcp` count where this call starts
+    ``home`` is FAIRQUEUE_PG_HOME, else a folder of this user. ``settings`` and ``tcp`` count where this call starts
     the server. A process that is killed leaves the server running for the next one, which then stops it.
     """
     programs = usable_programs()
@@ -102,7 +108,7 @@ def shared(home: Path | None = None, *, settings: Mapping[str, str] = {}, tcp: b
 def database_url(*, durable: bool = False) -> Iterator[str]:
     """An SQLAlchemy URL, good within the block: FAIRQUEUE_DSN, else an embedded server's.
 
-    `durable` chooses between `shared()` and `ephemeral()`.
+    ``durable`` chooses between :func:`shared` and :func:`ephemeral`.
     """
     if dsn := os.environ.get("FAIRQUEUE_DSN"):
         yield sqlalchemy_url(dsn)
@@ -112,7 +118,7 @@ def database_url(*, durable: bool = False) -> Iterator[str]:
 
 
 def sqlalchemy_url(dsn: str) -> str:
-    """`dsn` in SQLAlchemy's spelling, for psycopg, whatever driver it names."""
+    """``dsn`` in SQLAlchemy's spelling, for psycopg, whatever driver it names."""
     try:
         return _url.sqlalchemy_url(dsn)
     except ValueError as error:
@@ -127,7 +133,7 @@ def _scratch(*, in_memory: bool) -> Path:
 
 
 def _sweep(base: Path) -> None:
-    """Remove what is left of servers whose process was killed; the mutex of `base` is held."""
+    """Remove what is left of servers whose process was killed; the mutex of ``base`` is held."""
     for directory in base.glob("server-*"):
         # suppressed: its owner removes it at this moment
         with contextlib.suppress(FileNotFoundError), trying(directory / "users") as unused:

@@ -26,7 +26,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Server:
-    """A running server; made by `ephemeral()` and `shared()`."""
+    """A running server; made by :func:`ephemeral` and :func:`shared`."""
 
     user: Final = "postgres"
 
@@ -66,7 +66,7 @@ class Server:
 
     @property
     def host(self) -> str:
-        """The socket directory; 127.0.0.1 with `tcp=True`."""
+        """The socket directory; 127.0.0.1 with ``tcp=True``."""
         return "127.0.0.1" if self._tcp else self.socket_directory
 
     @property

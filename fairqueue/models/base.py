@@ -86,7 +86,9 @@ def _refuse_create(*_: Any, **__: Any) -> NoReturn:
 def in_schema(schema: str) -> dict[str, Any]:
     """Execution options with which statements go to the installation in ``schema``, for an engine or a session::
 
-    engine = create_engine(url, execution_options=fq.in_schema("My Q"))
+        engine = create_engine(url, execution_options=fq.in_schema("My Q"))
+
+    :param schema: its name, as it is, without quotes.
     """
     return {"schema_translate_map": {DEFAULT_SCHEMA: schema}}
 

@@ -1,14 +1,21 @@
 """The pytest plugin: an installed queue for each test, in a database of its own.
 
-| fixture | scope | |
-|---|---|---|
-| fairqueue_server_url | session | the server: FAIRQUEUE_TEST_DSN where that is set, else an embedded one |
-| fairqueue_install | session | what is installed once, in a database that those of the tests are copies of |
-| fairqueue_url | test | an SQLAlchemy URL of the test's own database |
-| fairqueue_engine | test | an Engine |
-| fairqueue_session | test | a Session, in which nothing is committed unless the test or the application does it |
-| fairqueue_async_engine | test | an AsyncEngine, for any event loop |
-| fairqueue_clock | test | a :class:`fairqueue.testing.Clock` of that database, at real time |
+Its fixtures, and how long each is good for:
+
+fairqueue_server_url (session)
+    the server: FAIRQUEUE_TEST_DSN where that is set, else an embedded one
+fairqueue_install (session)
+    what is installed once, in a database that those of the tests are copies of
+fairqueue_url (test)
+    an SQLAlchemy URL of the test's own database
+fairqueue_engine (test)
+    an Engine
+fairqueue_session (test)
+    a Session, in which nothing is committed unless the test or the application does it
+fairqueue_async_engine (test)
+    an AsyncEngine, for any event loop
+fairqueue_clock (test)
+    a :class:`fairqueue.testing.Clock` of that database, at real time
 
 Each can be overridden, as fixtures are, by one of the same name in ``conftest.py``. The others then go on from there.
 Nothing happens, and nothing is imported, before a test asks for one. With pytest-xdist each process starts an embedded
