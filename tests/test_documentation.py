@@ -141,7 +141,7 @@ async def test_readme_with_fastapi(project: Path, anyio_backend: str) -> None:
 def test_site(tmp_path: Path) -> None:
     """It is built without a warning, and tells of each public name of the package."""
     pytest.importorskip("sphinx", reason="Sphinx is missing, which makes the site")
-    flags = "-q -W --keep-going -c docs -b html -d".split()
+    flags = ["-q", "-W", "--keep-going", "-c", "docs", "-b", "html", "-d"]
     command = [sys.executable, "-m", "sphinx", *flags, str(tmp_path / "doctrees"), ".", str(tmp_path)]
     done = run(command, cwd=ROOT, text=True, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
