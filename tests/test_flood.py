@@ -112,3 +112,74 @@ def test_what_somebody_held_waits_behind_no_flood(
     assert "quiet" in [*take(session), *take(session)]
     assert len(drain(session, 1000)) == 1996
     check_invariants(session.connection())
+
+
+def begun(connection: psycopg.Connection) -> psycopg.Connection:
+    """With a transaction that has written something of its own, and has enqueued nothing yet."""
+    connection.execute("SELECT pg_current_xact_id()")
+    return connection
+
+
+def enqueues(connection: psycopg.Connection) -> None:
+    connection.execute("INSERT INTO fairqueue.message (channel) VALUES ('late')")
+    connection.commit()
+
+
+@pytest.mark.parametrize("limit", [1, 10])
+def test_order_of_a_channel_beside_a_flood(
+    session: Session, other: psycopg.Connection, raw: Raw, database_url: str, limit: int
+) -> None:
+    """What is looked for behind what is known finds the second message of a channel before the first."""
+    early = begun(raw(database_url))
+    quiet = [f"quiet{number}" for number in range(50)]
+    enqueue_one_by_one(other, 300)
+    ids = {channel: put(session, channel) for channel in quiet}
+    enqueue_one_by_one(other, 2000)
+    enqueues(early)
+    for channel in quiet:
+        ids[channel] += put(session, channel)
+    enqueue_one_by_one(other, 300)
+    served: dict[str, list[int]] = {channel: [] for channel in quiet}
+    for _ in range(400 // limit):
+        for message in lease_of(session, limit):
+            served.setdefault(message.channel, []).append(message.id)
+    assert {channel: served[channel] for channel in quiet} == ids
+
+
+def test_old_transactions_hide_nobody_behind_a_flood(
+    session: Session, other: psycopg.Connection, raw: Raw, database_url: str
+) -> None:
+    """Each of them began before it, and enqueues when all of it is there."""
+    old = [begun(raw(database_url)) for _ in range(10)]
+    enqueue_one_by_one(other, 1500)
+    put(session, "quiet")
+    enqueue_one_by_one(other, 1500)
+    served: list[str] = []
+    for connection in old:
+        enqueues(connection)
+        served += take(session)
+    assert "quiet" in served[:4]
+
+
+def test_order_of_channels_whose_ids_are_older_than_the_first_signals(
+    session: Session, other: psycopg.Connection
+) -> None:
+    """The ids that the first signals tell say nothing of those that come later."""
+    one = "INSERT INTO fairqueue.message (id, channel) OVERRIDING SYSTEM VALUE VALUES ({}, {}); END LOOP;"
+    other.execute(
+        f"""
+        DO $$ BEGIN
+            FOR number IN 1001 .. 2000 LOOP {one.format("number", "'flood'")}
+            FOR number IN 1 .. 50 LOOP {one.format("number", "'c' || number")}
+            FOR number IN 1 .. 50 LOOP {one.format("2000 + number", "'c' || number")}
+        END $$
+        """.encode()
+    )
+    other.commit()
+    served: dict[str, list[int]] = {}
+    for _ in range(400):
+        (message,) = lease_of(session)
+        served.setdefault(message.channel, []).append(message.id)
+    assert {tuple(ids) for channel, ids in served.items() if channel != "flood"} == {
+        (number, 2000 + number) for number in range(1, 51)
+    }

@@ -3086,9 +3086,9 @@ $$;
 --
 -- Returns the new horizon, the number of activations so far, the earliest time at which a lane that now waits is due,
 -- whether one has a limit whose leases nobody counted (scheduler_activate), how many leases that the queue counted have
--- ended, whether the policy of the queue changed, whether signals may be left, the last of the messages that the
--- folded transactions began with: about the first of those that what is left tells of; and the earliest end of those
--- leases that users have set.
+-- ended, whether the policy of the queue changed, whether signals may be left, the message that the last of the folded
+-- transactions began with: about the first of those that what is left tells of; and the earliest end of those leases
+-- that users have set.
 CREATE FUNCTION scheduler_fold(
     queue text, is_urgent boolean, turn bigint, vtime bigint, now_ms bigint, max_signals integer, counted_from bigint,
     INOUT horizon xid8, INOUT open xid8[], INOUT activations bigint,
@@ -3183,7 +3183,9 @@ BEGIN
             count(*) FILTER (WHERE b.is_end AND b.counted >= v_counted_from) AS ended,
             coalesce(bool_or(b.channel IS NULL AND b.message_id IS NULL), false) AS queue_changed,
             array_agg(b.message_id) FILTER (WHERE b.channel IS NULL AND b.message_id IS NOT NULL) AS leases,
-            (SELECT max(f.id) FROM (SELECT min(x.message_id) AS id FROM batch x GROUP BY x.xid) f) AS first_id,
+            -- Of those that began before and enqueued late there may be many, but hardly ever is one of them the last.
+            coalesce((array_agg(b.message_id ORDER BY b.xid DESC, b.message_id) FILTER (WHERE NOT b.is_late))[1],
+                min(b.message_id)) AS first_id,
             (SELECT count(*) FROM again) AS doubtful
         FROM batch b
     )
@@ -4565,7 +4567,8 @@ $$;
 -- then need not wait behind the many signals of another. It goes from one ready lane to the next and looks for messages
 -- between the two. Of those that no folded signal told of, first_id is about the first: so the entries of served
 -- messages are passed over within the index, without a look at the table, however many an old snapshot keeps. So are
--- those of dead versions of lanes, which are behind the virtual time.
+-- those of dead versions of lanes, which are behind the virtual time. Where a channel has something, it begins with the
+-- first that is ready, which may have come before.
 -- Locks: the lanes that scheduler_activate changes.
 --
 -- Returns the last channel looked at ('' when the round is complete), the number of activations so far, the earliest
@@ -4623,10 +4626,22 @@ BEGIN
         WHERE w.channel IS NOT NULL
     )
     SELECT array_agg(s.channel) FILTER (WHERE s.id IS NOT NULL),
-        array_agg(s.dequeue_at) FILTER (WHERE s.id IS NOT NULL), array_agg(s.id) FILTER (WHERE s.id IS NOT NULL),
+        array_agg(coalesce(f.dequeue_at, s.dequeue_at)) FILTER (WHERE s.id IS NOT NULL),
+        array_agg(coalesce(f.id, s.id)) FILTER (WHERE s.id IS NOT NULL),
         CASE WHEN bool_and(s.channel IS NOT NULL) THEN max(s.channel) ELSE '' END
     INTO v_channels, v_ats, v_ids, swept
-    FROM (SELECT * FROM walk LIMIT max_channels + 1) s;
+    FROM (SELECT * FROM walk LIMIT max_channels + 1) s
+    -- What stands before it may not be known either: ids are not in the order of transactions.
+    LEFT JOIN LATERAL (
+        SELECT l.head_at, l.head_id FROM lane l
+        WHERE s.id IS NOT NULL AND l.queue = v_queue AND l.channel = s.channel
+        ORDER BY l.tag DESC LIMIT 1) l ON true
+    LEFT JOIN LATERAL (
+        SELECT m.dequeue_at, m.id FROM message m
+        WHERE s.id IS NOT NULL AND m.queue = v_queue AND m.channel = s.channel AND m.leased_until IS NULL
+            AND (m.dequeue_at, m.id) >= (coalesce(l.head_at, -9223372036854775808), coalesce(l.head_id, 0))
+            AND (m.dequeue_at, m.id) < (s.dequeue_at, s.id)
+        ORDER BY m.dequeue_at, m.id LIMIT 1) f ON true;
 
     SELECT a.activations, a.due_floor, a.uncounted INTO activations, due_floor, uncounted
     FROM scheduler_activate(v_queue, turn, vtime, now_ms, v_channels, v_ats, v_ids, NULL, NULL, false, v_activations) a;

@@ -8,9 +8,9 @@
 --
 -- Returns the new horizon, the number of activations so far, the earliest time at which a lane that now waits is due,
 -- whether one has a limit whose leases nobody counted (scheduler_activate), how many leases that the queue counted have
--- ended, whether the policy of the queue changed, whether signals may be left, the last of the messages that the
--- folded transactions began with: about the first of those that what is left tells of; and the earliest end of those
--- leases that users have set.
+-- ended, whether the policy of the queue changed, whether signals may be left, the message that the last of the folded
+-- transactions began with: about the first of those that what is left tells of; and the earliest end of those leases
+-- that users have set.
 CREATE FUNCTION scheduler_fold(
     queue text, is_urgent boolean, turn bigint, vtime bigint, now_ms bigint, max_signals integer, counted_from bigint,
     INOUT horizon xid8, INOUT open xid8[], INOUT activations bigint,
@@ -105,7 +105,9 @@ BEGIN
             count(*) FILTER (WHERE b.is_end AND b.counted >= v_counted_from) AS ended,
             coalesce(bool_or(b.channel IS NULL AND b.message_id IS NULL), false) AS queue_changed,
             array_agg(b.message_id) FILTER (WHERE b.channel IS NULL AND b.message_id IS NOT NULL) AS leases,
-            (SELECT max(f.id) FROM (SELECT min(x.message_id) AS id FROM batch x GROUP BY x.xid) f) AS first_id,
+            -- Of those that began before and enqueued late there may be many, but hardly ever is one of them the last.
+            coalesce((array_agg(b.message_id ORDER BY b.xid DESC, b.message_id) FILTER (WHERE NOT b.is_late))[1],
+                min(b.message_id)) AS first_id,
             (SELECT count(*) FROM again) AS doubtful
         FROM batch b
     )

@@ -4,7 +4,8 @@
 -- then need not wait behind the many signals of another. It goes from one ready lane to the next and looks for messages
 -- between the two. Of those that no folded signal told of, first_id is about the first: so the entries of served
 -- messages are passed over within the index, without a look at the table, however many an old snapshot keeps. So are
--- those of dead versions of lanes, which are behind the virtual time.
+-- those of dead versions of lanes, which are behind the virtual time. Where a channel has something, it begins with the
+-- first that is ready, which may have come before.
 -- Locks: the lanes that scheduler_activate changes.
 --
 -- Returns the last channel looked at ('' when the round is complete), the number of activations so far, the earliest
@@ -62,10 +63,22 @@ BEGIN
         WHERE w.channel IS NOT NULL
     )
     SELECT array_agg(s.channel) FILTER (WHERE s.id IS NOT NULL),
-        array_agg(s.dequeue_at) FILTER (WHERE s.id IS NOT NULL), array_agg(s.id) FILTER (WHERE s.id IS NOT NULL),
+        array_agg(coalesce(f.dequeue_at, s.dequeue_at)) FILTER (WHERE s.id IS NOT NULL),
+        array_agg(coalesce(f.id, s.id)) FILTER (WHERE s.id IS NOT NULL),
         CASE WHEN bool_and(s.channel IS NOT NULL) THEN max(s.channel) ELSE '' END
     INTO v_channels, v_ats, v_ids, swept
-    FROM (SELECT * FROM walk LIMIT max_channels + 1) s;
+    FROM (SELECT * FROM walk LIMIT max_channels + 1) s
+    -- What stands before it may not be known either: ids are not in the order of transactions.
+    LEFT JOIN LATERAL (
+        SELECT l.head_at, l.head_id FROM lane l
+        WHERE s.id IS NOT NULL AND l.queue = v_queue AND l.channel = s.channel
+        ORDER BY l.tag DESC LIMIT 1) l ON true
+    LEFT JOIN LATERAL (
+        SELECT m.dequeue_at, m.id FROM message m
+        WHERE s.id IS NOT NULL AND m.queue = v_queue AND m.channel = s.channel AND m.leased_until IS NULL
+            AND (m.dequeue_at, m.id) >= (coalesce(l.head_at, -9223372036854775808), coalesce(l.head_id, 0))
+            AND (m.dequeue_at, m.id) < (s.dequeue_at, s.id)
+        ORDER BY m.dequeue_at, m.id LIMIT 1) f ON true;
 
     SELECT a.activations, a.due_floor, a.uncounted INTO activations, due_floor, uncounted
     FROM scheduler_activate(v_queue, turn, vtime, now_ms, v_channels, v_ats, v_ids, NULL, NULL, false, v_activations) a;
