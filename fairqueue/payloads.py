@@ -21,8 +21,9 @@ Pydantic models and every other type that Pydantic knows (dataclasses, TypedDict
 and on the way out when Pydantic is installed. They are written by the names of their fields, not their aliases, and
 without what is computed; what could not be read back is refused when it is written. Without Pydantic, dataclasses are
 written with :func:`dataclasses.asdict` and built by calling the class, so a nested dataclass comes back as a dict.
-JSON's own types, as in ``TypedMessage[dict[str, int]]``, are for type checkers alone. What is in the brackets can also
-be given, or given otherwise, as ``class UploadMessage(fq.TypedMessage[Upload], payload_type=Upload)``.
+JSON's own types, as in ``TypedMessage[dict[str, int]]`` or ``TypedMessage[int | None]``, are for type checkers alone,
+unless something else is within them, as in ``TypedMessage[list[Upload]]``. What is in the brackets can also be given,
+or given otherwise, as ``class UploadMessage(fq.TypedMessage[Upload], payload_type=Upload)``.
 
 Limitations: secrets are no payload. Pydantic writes a ``SecretStr`` as asterisks, and that is what comes back.
 
@@ -34,10 +35,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
-from types import NoneType
-from typing import Any, ForwardRef, NamedTuple, NoReturn, TypeVar, get_args, get_origin
+from types import NoneType, UnionType
+from typing import Annotated, Any, ForwardRef, Literal, NamedTuple, NoReturn, TypeVar, Union, get_args, get_origin
 
 from sqlalchemy import ColumnElement, Dialect, LargeBinary, Text, cast, type_coerce
 from sqlalchemy.dialects.postgresql import JSONB
@@ -51,8 +52,8 @@ __all__ = ["MAX_BYTES", "BytesPayload", "JSONPayload", "declared_payload_type", 
 #: The largest payload, in bytes of its JSON text or of its body.
 MAX_BYTES = 64 * 1024 * 1024
 
-#: What is JSON as it is, and typing's word for anything.
-_JSON_TYPES = (Any, dict, list, str, int, float, bool, NoneType)
+#: What is JSON as it is, typing's word for anything, and what makes one type of several.
+_JSON_TYPES = (Any, dict, list, str, int, float, bool, NoneType, None, Union, UnionType)
 
 #: What compares a payload with a payload.
 _OF_PAYLOADS = (
@@ -206,11 +207,21 @@ def declared_payload_type(message_type: type, generic: type) -> Any:
         if not (isinstance(origin, type) and issubclass(origin, generic)):
             continue  # a mixin's
         found = get_args(base)[0]
-        if isinstance(found, str | ForwardRef):
+        parts = [*_parts(found)]
+        if any(isinstance(part, str | ForwardRef) for part in parts):
             raise InvalidValue(f"{message_type.__name__} needs a payload_type=, as its payload's type is only named")
-        if not isinstance(found, TypeVar) and (get_origin(found) or found) not in _JSON_TYPES:
+        if not all(isinstance(part, TypeVar) or part in _JSON_TYPES for part in parts):
             return found
     return Any
+
+
+def _parts(found: Any) -> Iterator[Any]:
+    """A type without its brackets, then what is in them, and in theirs."""
+    origin = get_origin(found)
+    yield origin or found
+    if origin not in (Literal, Annotated):  # which have values there, or words about the type
+        for argument in get_args(found):
+            yield from _parts(argument)
 
 
 class _Conversion:

@@ -200,6 +200,20 @@ class TestDeclared:
         found = {message.channel: message.payload for message in session.scalars(fq.dequeue(limit=2))}
         assert found == {"acme": {"pages": "many"}, "globex": [1]}
 
+    def test_objects_within_json(self, session: Session) -> None:
+        class Many(fq.TypedMessage[list[Upload]]):
+            pass
+
+        class Perhaps(fq.TypedMessage[dict[str, list[Order | None]]]):
+            pass
+
+        session.add_all([Many("acme", [UPLOAD]), Perhaps("globex", {"orders": [ORDER, None]})])
+        session.commit()
+        [many] = session.scalars(fq.dequeue(message_type=Many))
+        assert many.payload == [UPLOAD]
+        [perhaps] = session.scalars(fq.dequeue(message_type=Perhaps))
+        assert perhaps.payload == {"orders": [ORDER, None]}
+
     def test_inherited_through_a_class_without_a_table(self, session: Session) -> None:
         P = TypeVar("P")
 
@@ -220,6 +234,12 @@ class TestDeclared:
         with pytest.raises(fq.InvalidValue, match="Later needs a payload_type="):
 
             class Later(fq.TypedMessage["Upload"]):
+                pass
+
+    def test_what_is_only_named_within_json(self) -> None:
+        with pytest.raises(fq.InvalidValue, match="Later needs a payload_type="):
+
+            class Later(fq.TypedMessage[list["Upload"]]):
                 pass
 
 
@@ -326,6 +346,24 @@ class TestWithoutPydantic:
     def test_bytes_and_json_need_nothing(self, session: Session) -> None:
         assert round_trip(session, bytes, b"x") == b"x"
         assert round_trip(session, None, [1]) == [1]
+
+    def test_json_in_brackets_needs_nothing(self, session: Session) -> None:
+        class Number(fq.TypedMessage[int | None]):
+            pass
+
+        class Tree(fq.TypedMessage[dict[str, list[float | str] | None]]):
+            pass
+
+        session.add_all([Number("acme", 7), Tree("globex", {"a": [1.5, "b"], "c": None})])
+        session.flush()
+        found = {message.channel: message.payload for message in session.scalars(fq.dequeue(limit=2))}
+        assert found == {"acme": 7, "globex": {"a": [1.5, "b"], "c": None}}
+
+    def test_objects_within_json_are_refused(self) -> None:
+        with pytest.raises(fq.InvalidValue, match=r"list\[tests.test_payloads.Upload\] needs Pydantic"):
+
+            class Pages(fq.TypedMessage[list[Upload]]):
+                pass
 
     @pytest.mark.parametrize("payload_type", [int, list[int], Line, UPLOAD])
     def test_all_else_is_refused(self, payload_type: Any) -> None:
