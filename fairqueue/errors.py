@@ -29,6 +29,7 @@ errors of SQLAlchemy.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import event
@@ -94,7 +95,11 @@ def translated(error: BaseException) -> ChannelFull | DuplicateKey | None:
     if code == _UNIQUE_VIOLATION:
         detail = getattr(fields, "message_detail", None) or getattr(fields, "detail", None)
         place = (getattr(fields, "table_name", None), getattr(fields, "constraint_name", None))
-        return DuplicateKey(f"{text}: {detail}" if detail else text) if place == ("message", "message_key") else None
+        # A table of the application's may have the same names, in another schema; it has other columns.
+        columns = _COLUMNS.search(detail or "")
+        if place != ("message", "message_key") or (columns and columns[1] != "queue, channel, key"):
+            return None
+        return DuplicateKey(f"{text}: {detail}" if detail else text)
     return ChannelFull(text)
 
 
@@ -109,6 +114,10 @@ def _translate(context: ExceptionContext) -> BaseException | None:
     # What is returned is raised in place of SQLAlchemy's own error.
     return translated(context.original_exception)
 
+
+# As in "Key (queue, channel, key)=(default, acme, a) already exists.", in whatever language. Our own functions say
+# something else there, and the server nothing to a role that may not read these columns.
+_COLUMNS = re.compile(r"\((.*?)\)=\(")
 
 _UNIQUE_VIOLATION = "23505"
 _CHANNEL_FULL = "QF001"

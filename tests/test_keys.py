@@ -304,6 +304,15 @@ class TestSession:
         with pytest.raises(IntegrityError, match="channel_pkey"):
             session.execute(text("INSERT INTO fairqueue.channel (name) VALUES ('acme')"))
 
+    @pytest.mark.parametrize("columns", ["key", "lower(key)", "channel, key"])
+    def test_a_table_of_the_same_name(self, engine: Engine, session: Session, columns: str) -> None:
+        """It is the application's, in another schema."""
+        fq.translate_errors(engine)
+        session.execute(text("CREATE TABLE public.message (channel text, key text)"))
+        session.execute(text(f"CREATE UNIQUE INDEX message_key ON public.message ({columns})"))
+        with pytest.raises(IntegrityError, match="message_key"):
+            session.execute(text("INSERT INTO public.message VALUES ('acme', 'a'), ('acme', 'a')"))
+
     def test_savepoint(self, session: Session) -> None:
         put(session, "acme", payload="old", key=KEY)
         fq.enqueue(session, "acme", "before")
