@@ -131,6 +131,7 @@ def fairqueue_install():
             """
             import asyncio
             import fairqueue as fq
+            import pytest
             from fairqueue.testing import assert_enqueued
             from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -147,9 +148,25 @@ def fairqueue_install():
                         await assert_enqueued(session)
 
                 asyncio.run(act())
+
+            def test_errors(fairqueue_session):
+                for _ in range(2):
+                    fq.enqueue(fairqueue_session, "acme", key="k")
+                with pytest.raises(fq.DuplicateKey):
+                    fairqueue_session.flush()
+
+            def test_errors_of_async_sessions(fairqueue_async_engine):
+                async def act():
+                    async with AsyncSession(fairqueue_async_engine) as session:
+                        for _ in range(2):
+                            fq.enqueue(session, "acme", key="k")
+                        with pytest.raises(fq.DuplicateKey):
+                            await session.flush()
+
+                asyncio.run(act())
             """
         )
-        run().assert_outcomes(passed=2)
+        run().assert_outcomes(passed=4)
 
 
 class TestDatabases:

@@ -9,11 +9,11 @@ fairqueue_install (session)
 fairqueue_url (test)
     an SQLAlchemy URL of the test's own database
 fairqueue_engine (test)
-    an Engine
+    an Engine, whose sessions raise fairqueue's errors (:func:`fairqueue.translate_errors`)
 fairqueue_session (test)
     a Session, in which nothing is committed unless the test or the application does it
 fairqueue_async_engine (test)
-    an AsyncEngine, for any event loop
+    an AsyncEngine, for any event loop; its sessions raise the same
 fairqueue_clock (test)
     a :class:`fairqueue.testing.Clock` of that database, at real time
 
@@ -115,7 +115,10 @@ def fairqueue_engine(fairqueue_url: str) -> Iterator[Engine]:
     """An Engine of this test's own database."""
     from sqlalchemy import create_engine
 
+    from fairqueue import translate_errors
+
     engine = create_engine(fairqueue_url)
+    translate_errors(engine)
     yield engine
     engine.dispose()
 
@@ -135,7 +138,11 @@ def fairqueue_async_engine(fairqueue_url: str) -> AsyncEngine:
     from sqlalchemy import NullPool
     from sqlalchemy.ext.asyncio import create_async_engine
 
-    return create_async_engine(fairqueue_url, poolclass=NullPool)
+    from fairqueue import translate_errors
+
+    engine = create_async_engine(fairqueue_url, poolclass=NullPool)
+    translate_errors(engine)
+    return engine
 
 
 @pytest.fixture
