@@ -32,11 +32,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import event
+from sqlalchemy import Engine, event
 from sqlalchemy.exc import DBAPIError, DontWrapMixin
 
 if TYPE_CHECKING:
-    from sqlalchemy import Engine
     from sqlalchemy.engine import ExceptionContext
     from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -105,7 +104,12 @@ def translated(error: BaseException) -> ChannelFull | DuplicateKey | None:
 
 def translate_errors(engine: Engine | AsyncEngine) -> None:
     """From now on raise :class:`ChannelFull` and :class:`DuplicateKey` for what sessions of this engine flush."""
-    sync_engine: Any = getattr(engine, "sync_engine", None) or engine
+    sync_engine = getattr(engine, "sync_engine", engine)
+    if not isinstance(sync_engine, Engine):
+        raise InvalidValue(
+            f"engine must be an Engine or an AsyncEngine, not {type(engine).__name__}:"
+            " give the one that sessions are made of"
+        )
     if not event.contains(sync_engine, "handle_error", _translate):
         event.listen(sync_engine, "handle_error", _translate)
 

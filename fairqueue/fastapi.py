@@ -55,12 +55,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
-from .errors import translate_errors
+from .errors import InvalidValue, translate_errors
+from .worker import Worker
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
-
-    from .worker import Worker
 
 __all__ = ["session_dependency", "with_worker"]
 
@@ -92,6 +91,8 @@ def with_worker(
 
     :param lifespan: the application's own, if it has one; another :func:`with_worker` is one too.
     """
+    if not isinstance(worker, Worker):
+        raise InvalidValue(f"worker must be a Worker, not {type(worker).__name__}: make one, fq.Worker(engine)")
 
     @asynccontextmanager
     async def both(app: A) -> AsyncIterator[Any]:

@@ -20,6 +20,7 @@ from typing import Any
 from sqlalchemy import Connection, MetaData, event
 
 from . import schema as _schema
+from .errors import InvalidValue
 
 __all__ = ["Installation", "attach", "installations"]
 
@@ -47,6 +48,8 @@ def attach(metadata: MetaData, schema: str = _schema.DEFAULT_SCHEMA, *, manage: 
     :param manage: False where two applications share a queue and the other one's migrations own it: then nothing is
         installed or removed, and autogenerate leaves the schema alone.
     """
+    if not isinstance(metadata, MetaData):
+        raise InvalidValue(f"metadata must be a MetaData, not {metadata!r}: give that of your models, Base.metadata")
     _schema.check_schema_name(schema)
     known = metadata.info.setdefault(_KEY, {})
     first = schema not in known

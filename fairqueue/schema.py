@@ -140,7 +140,15 @@ def schema_of(options: Mapping[str, Any]) -> str:
 
 
 def chosen(connection: Connection, schema: str | None) -> str:
-    """The schema that is given, or else the one that statements of this connection go to."""
+    """The schema that is given, or else the one that statements of this connection go to.
+
+    Raises :class:`InvalidValue` for what is no connection: an engine, say.
+    """
+    if not isinstance(connection, Connection):
+        raise InvalidValue(
+            f"connection must be a Connection, not {type(connection).__name__}: take that of engine.begin() or"
+            " session.connection(); in async programs, await connection.run_sync(...)"
+        )
     return schema_of(connection.get_execution_options()) if schema is None else schema
 
 
@@ -197,8 +205,8 @@ def install(connection: Connection, schema: str | None = None) -> None:
     Raises :class:`SchemaVersionError` as :func:`verify` does when another version is there. Installs that run at the
     same time are safe.
     """
-    check_dialect(connection.dialect)
     schema = chosen(connection, schema)
+    check_dialect(connection.dialect)
     run(connection, lock_sql(schema))
     if installed_version(connection, schema) == 0:
         for statement in install_sql(schema):
@@ -208,8 +216,8 @@ def install(connection: Connection, schema: str | None = None) -> None:
 
 def uninstall(connection: Connection, schema: str | None = None) -> None:
     """Remove whatever version is installed in ``schema``, with its messages; nothing if there is none."""
-    check_dialect(connection.dialect)
     schema = chosen(connection, schema)
+    check_dialect(connection.dialect)
     run(connection, lock_sql(schema))
     for statement in downgrade_sql(schema, installed_version(connection, schema), 0):
         run(connection, statement)

@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,10 +16,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Engine, create_engine, literal, select
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
-from sqlalchemy.orm import Session, scoped_session, sessionmaker
+from sqlalchemy.orm import DeclarativeBase, Session, scoped_session, sessionmaker
 
 import fairqueue as fq
-from fairqueue import payloads
+from fairqueue import payloads, roles, schema
 from fairqueue.payloads import JSONPayload
 from fairqueue.status import status
 from fairqueue.testing import assert_enqueued, enqueued
@@ -143,6 +144,33 @@ def test_what_is_no_session(where: Any) -> None:
         with pytest.raises(fq.InvalidValue, match=r"^session must be a Session or an AsyncSession, .* not ") as error:
             door(where, {"channel": "acme"})
         assert str(error.value).endswith(type(where).__name__)
+
+
+@pytest.mark.parametrize("wrong", [LOST, create_async_engine(LOST.url), Session(LOST), None])
+@pytest.mark.parametrize(
+    "act",
+    [
+        *(fq.verify, schema.install, schema.uninstall, schema.installed_version),
+        *(partial(roles.grant, role="app", kind="worker"), partial(roles.revoke, role="app")),
+    ],
+)
+def test_what_is_no_connection(act: Any, wrong: Any) -> None:
+    with pytest.raises(fq.InvalidValue, match=r"^connection must be a Connection, not .*: take that of engine.begin"):
+        act(wrong)
+
+
+def test_what_is_no_metadata() -> None:
+    class Base(DeclarativeBase):
+        pass
+
+    with pytest.raises(fq.InvalidValue, match=r"^metadata must be a MetaData, not <class '.*Base'>: give .* Base.meta"):
+        fq.attach(Base)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("wrong", [Session(LOST), AsyncSession(create_async_engine(LOST.url)), "postgresql://u:s@h/d"])
+def test_what_is_no_engine(wrong: Any) -> None:
+    with pytest.raises(fq.InvalidValue, match=r"^engine must be an Engine or an AsyncEngine, not (AsyncS|S|s)"):
+        fq.translate_errors(wrong)
 
 
 def test_a_connection_enqueues_nothing(engine: Engine, database_url: str) -> None:

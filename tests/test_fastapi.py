@@ -56,6 +56,11 @@ async def test_a_message_commits_with_its_request(
     assert there == (["acme"] if tenant == "acme" else [])
 
 
+def test_what_is_no_worker(async_engine: AsyncEngine) -> None:
+    with pytest.raises(fq.InvalidValue, match=r"^worker must be a Worker, not AsyncEngine: make one, fq.Worker"):
+        with_worker(async_engine)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
 async def test_flushes_raise_our_errors(async_engine: AsyncEngine) -> None:
     async for db in session_dependency(async_engine)():
         for _ in range(2):
