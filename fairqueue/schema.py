@@ -91,6 +91,10 @@ _IS_DEFAULT = text("""
     ORDER BY e.nth LIMIT 1""")
 
 
+# The revision may be there, and not have been run.
+_MIGRATE = "run the application's migrations (alembic upgrade head), or write a revision with"
+
+
 def quote(name: str) -> str:
     """``name`` as an SQL identifier, quoted where it has to be."""
     # In this paramstyle the quoting leaves a percent sign as it is.
@@ -173,7 +177,7 @@ def verify(connection: Connection, schema: str | None = None) -> None:
     """Raise :class:`SchemaVersionError` unless this library works with the version that ``schema`` holds.
 
     That is its own, or a later one that says so: between a migration and the deployment old programs are started, too.
-    Call it once when a program starts. The message says which revision to write.
+    Call it once when a program starts. The message says what to run, or which revision to write.
     """
     schema = chosen(connection, schema)
     found = installed_version(connection, schema)
@@ -184,11 +188,14 @@ def verify(connection: Connection, schema: str | None = None) -> None:
 def mismatch(schema: str, found: int) -> SchemaVersionError:
     """The error that says what to do about the version that was found, which is not this library's."""
     if found == 0:
-        problem = f"schema {schema!r} has no fairqueue: write a revision with op.create_fairqueue({HEAD})"
+        problem = (
+            f"schema {schema!r} has no fairqueue: {_MIGRATE} op.create_fairqueue({HEAD});"
+            " is it in another schema? give the engine execution_options=fq.in_schema(...)"
+        )
     elif found < HEAD:
         problem = (
             f"schema {schema!r} holds version {found} of fairqueue, this library needs {HEAD}:"
-            f" write a revision with op.upgrade_fairqueue({found}, {HEAD})"
+            f" {_MIGRATE} op.upgrade_fairqueue({found}, {HEAD})"
         )
     else:
         problem = (

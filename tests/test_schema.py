@@ -323,7 +323,9 @@ class TestVersion:
         with empty.connect() as connection, pytest.raises(fq.SchemaVersionError) as error:
             fq.verify(connection)
         assert str(error.value) == (
-            f"schema 'fairqueue' has no fairqueue: write a revision with op.create_fairqueue({schema.HEAD})"
+            "schema 'fairqueue' has no fairqueue: run the application's migrations (alembic upgrade head), or write a"
+            f" revision with op.create_fairqueue({schema.HEAD});"
+            " is it in another schema? give the engine execution_options=fq.in_schema(...)"
         )
 
     def test_older(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,6 +335,7 @@ class TestVersion:
             with engine.connect() as connection, pytest.raises(fq.SchemaVersionError) as error:
                 act(connection)
             assert "holds version 3 of fairqueue, this library needs 7" in str(error.value)
+            assert "run the application's migrations (alembic upgrade head), or write" in str(error.value)
             assert "op.upgrade_fairqueue(3, 7)" in str(error.value)
 
     def test_newer_but_good_for_this_one(self, engine: Engine) -> None:
