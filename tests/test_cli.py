@@ -367,6 +367,17 @@ def test_benchmarks_that_are_not_here(missing: str, told: str) -> None:
     assert (done.returncode, done.stderr) == (1, f"fairqueue: {told}\n")
 
 
+@pytest.mark.parametrize("command", [["archive", "/nowhere"], ["clean"], ["simulate"]])
+def test_spark_that_is_not_here(command: list[str]) -> None:
+    missing = "sys.modules.update(dict.fromkeys(['pyspark', 'pyarrow']))"
+    code = f"import sys; {missing}; from fairqueue.cli.program import program; program()"
+    arguments = [sys.executable, "-c", code, "--dsn", "postgresql://h/d", "spark", *command]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    told = r"fairqueue: (pyspark|pyarrow) is not installed; pip install 'fairqueue\[spark\]'\n"
+    assert done.returncode == 1
+    assert re.fullmatch(told, done.stderr), done.stderr
+
+
 def test_every_command_has_help_within_80_columns(run: Run) -> None:
     def walk(command: click.Command, path: tuple[str, ...]) -> None:
         output = run(*path, "--help").stdout

@@ -1,12 +1,12 @@
-"""What the commands of Spark have in common: where it runs."""
+"""What the commands of Spark have in common: where it runs, and what they need."""
 
 from __future__ import annotations
 
 import logging
 import re
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import update_wrapper
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +17,19 @@ from fairqueue.cli.base import Failed
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Start", "session_options"]
+__all__ = ["Start", "extra", "session_options"]
 
 #: What a callback gets as ``spark``: ``with spark() as session: ...``
 Start = Callable[[], "AbstractContextManager[SparkSession]"]
+
+
+@contextmanager
+def extra() -> Iterator[None]:
+    """Around imports: says which package is missing, and where it comes from."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise Failed(f"{error.name} is not installed; pip install 'fairqueue[spark]'") from None
 
 
 def session_options(callback: Callable[..., Any]) -> Callable[..., Any]:
@@ -28,12 +37,10 @@ def session_options(callback: Callable[..., Any]) -> Callable[..., Any]:
 
     def command(*args: Any, master: str, memory: str, **values: Any) -> Any:
         def start() -> AbstractContextManager[SparkSession]:
-            try:
+            with extra():
                 import pyspark  # noqa: F401 (which local_session imports when it is entered)
 
                 from fairqueue.spark import local_session
-            except ModuleNotFoundError as error:
-                raise Failed(f"{error.name} is not installed; pip install 'fairqueue[spark]'") from None
             # An error is one line, ours; this one says it in JSON, too.
             logging.getLogger("SQLQueryContextLogger").disabled = True
             # The bar says how many tasks of a stage are done.

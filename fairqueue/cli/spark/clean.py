@@ -7,6 +7,8 @@ import click
 from fairqueue.cli.base import Command
 from fairqueue.cli.target import Target, pass_target
 
+from .base import extra
+
 __all__ = ["clean"]
 
 
@@ -21,8 +23,9 @@ __all__ = ["clean"]
 @pass_target
 def clean(target: Target, *, hours: float) -> None:
     """Drop the staging tables of loads that died. Each load that succeeds does so, too. Rights: operator."""
-    from fairqueue.spark.engine.loading import clean as run
-    from fairqueue.spark.engine.place import Place, options_of
+    with extra():
+        from fairqueue.spark.engine.loading import clean as run
+        from fairqueue.spark.engine.place import Place, options_of
 
     dropped = run(Place(**options_of(target)), hours)
     click.echo(f"{dropped} staging table{'' if dropped == 1 else 's'} dropped.")
