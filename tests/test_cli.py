@@ -365,6 +365,10 @@ def test_benchmarks_that_are_not_here(missing: str, told: str) -> None:
     code = f"import sys; sys.modules[{missing!r}] = None; from fairqueue.cli.program import program; program()"
     done = subprocess.run([sys.executable, "-c", code, "bench"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, f"fairqueue: {told}\n")
+    done = subprocess.run([sys.executable, "-c", code, "bench", "--help"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Measure fairness and speed beside other queues" in done.stdout
+    assert done.stdout.endswith(f"\n\nHere, {told}.\n")
 
 
 @pytest.mark.parametrize("command", [["archive", "/nowhere"], ["clean"], ["simulate"]])

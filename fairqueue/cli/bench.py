@@ -16,13 +16,21 @@ __all__ = ["bench"]
     short_help="Measure fairness and speed, in a checkout of the repository.",
 )
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def bench(arguments: tuple[str, ...]) -> None:
-    """Measure fairness and speed beside other queues, as `make bench` does."""
+@click.pass_context
+def bench(context: click.Context, arguments: tuple[str, ...]) -> None:
+    """Measure fairness and speed beside other queues, as `make bench` does.
+
+    Needs a checkout of the repository, and pip install 'fairqueue[benchmarks]': there --help names the options.
+    """
     try:
         from benchmarks.__main__ import main
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
-        if package != "benchmarks":
-            raise Failed(f"{package} is not installed; pip install 'fairqueue[benchmarks]'") from error
-        raise Failed("the benchmarks are not in the package: `make bench`, in a checkout of its repository") from error
+        told = f"{package} is not installed; pip install 'fairqueue[benchmarks]'"
+        if package == "benchmarks":
+            told = "the benchmarks are not in the package: `make bench`, in a checkout of its repository"
+        if not {"-h", "--help"} & {*arguments}:
+            raise Failed(told) from error
+        click.echo(f"{context.get_help()}\n\nHere, {told}.")
+        return
     main(arguments, prog_name="fairqueue bench")
