@@ -171,7 +171,7 @@ def _commands(place: Engine | str, schema: str) -> Group:
     """The commands of the command line that work on a database, for this one."""
 
     def target(context: Context) -> None:
-        context.obj = Target(place, schema)
+        context.obj = Target(place, schema, command="flask fairqueue", setting="FAIRQUEUE_SCHEMA")
 
     return Group(
         "fairqueue",

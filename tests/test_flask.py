@@ -120,6 +120,16 @@ def test_another_schema(host: HostOf, empty_database_url: str) -> None:
     assert "acme" in done.output
 
 
+def test_what_to_do_without_a_queue(empty: Engine) -> None:
+    """In the words of Flask's command line, which has no --schema; also while it watches."""
+    app = Flask(__name__)
+    FairQueue(app, empty)
+    for options in ([], ["--watch"]):
+        done = app.test_cli_runner().invoke(args=["fairqueue", "status", *options])
+        assert done.exit_code == 1
+        assert "`flask fairqueue migrate`; or name another by FAIRQUEUE_SCHEMA" in done.output
+
+
 def test_another_extension_of_that_name(engine: Engine) -> None:
     """Such as Flask-SQLAlchemy-Lite, which has no metadata, and a session that is none that stands for others."""
     app = Flask("theirs")

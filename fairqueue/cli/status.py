@@ -6,7 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
@@ -107,7 +107,7 @@ def _watch(target: Target, queue: str | None, limit: int | None, seconds: float)
     before = signal.signal(signal.SIGTERM, _terminate)  # so that the terminal is left as it was
     try:
         with target.engine() as engine:
-            steady = Target(engine, target.schema)
+            steady = replace(target, place=engine)
             _repeat(lambda most: _look(steady, queue, most), limit, seconds, console, screen)
     except KeyboardInterrupt:
         pass  # the way to end it

@@ -28,10 +28,14 @@ class Target:
 
     :param place: an engine, which stays open, or a database URL; None: the user has not said.
     :param schema: where fairqueue is installed in it.
+    :param command: what the user types before the name of a command.
+    :param setting: by which the user names another schema.
     """
 
     place: Engine | str | None = field(repr=False)
     schema: str = "fairqueue"
+    command: str = "fairqueue"
+    setting: str = "--schema"
 
     @contextmanager
     def engine(self) -> Iterator[Engine]:
@@ -84,11 +88,11 @@ class Target:
         if found == 0:
             raise Failed(
                 f"schema {self.schema!r} has no fairqueue; run the application's migrations or, where it has none,"
-                " `fairqueue migrate`; or name another by --schema"
+                f" `{self.command} migrate`; or name another by {self.setting}"
             )
         raise Failed(
             f"schema {self.schema!r} holds version {found} of fairqueue, this program needs {HEAD};"
-            " run `fairqueue migrate`, or the application's own migrations"
+            f" run `{self.command} migrate`, or the application's own migrations"
         )
 
 
