@@ -242,10 +242,10 @@ def check_dialect(dialect: Dialect) -> None:
 def check_apart(connection: Connection, schema: str) -> None:
     """Raise :class:`InvalidValue` if the application's tables, which name no schema, are or would be in this one."""
     if connection.scalar(_IS_DEFAULT, {"schema": schema}):
+        another = "" if schema == "public" else ", or say ALTER ROLE ... SET search_path = public"
         raise InvalidValue(
             f"fairqueue is attached to schema {schema!r}, this connection's default one (by its search_path, or the"
-            " name of its role): your tables would be among those of the queue; give it a schema of its own, or say"
-            " ALTER ROLE ... SET search_path = public"
+            f" name of its role): your tables would be among those of the queue; give it a schema of its own{another}"
         )
 
 

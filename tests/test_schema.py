@@ -302,10 +302,19 @@ class TestInstall:
             if not refused:
                 schema.check_apart(connection, me)
                 return
-            with pytest.raises(fq.InvalidValue, match=f"schema '{me}', this connection's default one"):
+            with pytest.raises(fq.InvalidValue, match=f"schema '{me}', this connection's default one") as error:
                 metadata.create_all(connection)
+            assert str(error.value).endswith("its own, or say ALTER ROLE ... SET search_path = public")
             assert not inspect(connection).has_schema(me)
             elsewhere.create_all(connection)
+
+    def test_that_is_where_the_applications_tables_should_be(self, empty: Engine) -> None:
+        """The way out isn't what is so already."""
+        metadata = MetaData()
+        Table("document", metadata)
+        fq.attach(metadata, schema="public")
+        with pytest.raises(fq.InvalidValue, match=r"schema 'public', .*; give it a schema of its own$"):
+            metadata.create_all(empty)
 
     @pytest.mark.parametrize("name", ["", "x" * 64, "ü" * 32, "nul\0", "half \ud83d", "$fq$", None, 7])
     def test_names_that_are_none(self, name: str) -> None:
