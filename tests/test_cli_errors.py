@@ -49,7 +49,9 @@ def complaint(*arguments: str, code: int, environment: dict[str, str] | None = N
         (["channel", "resume", "acme", "--all-channels"], "only one of 'acme' and --all-channels"),
         (["channel", "pause", "acme", "--until", "2030-01-01"], "--until: must be a time with its zone, such as 20"),
         (["channel", "pause", "acme", "--until", "soon"], "--until: must be a time with its zone"),
-        (["channel", "pause", "acme", "--for", "10"], "--for: must be a number with s, m, h or d behind it"),
+        (["channel", "pause", "acme", "--for", "10"], "with s, m, h or d behind it, such as 10m, not '10'"),
+        (["channel", "pause", "acme", "--for", "1000000s"], "--for: must be a whole number of at most six digits with"),
+        (["channel", "pause", "acme", "--for", "1.5h"], "--for: must be a whole number of at most six digits with"),
         (["channel", "pause", "acme", "--for", "1m", "--until", "2030-01-01T00:00:00Z"], "only one of --until and"),
         (
             ["channel", "pause", "acme", "--until", "9999-12-31T23:59:59+00:00"],

@@ -47,7 +47,8 @@ class Duration(click.ParamType):  # type: ignore[type-arg, unused-ignore]
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
         match = re.fullmatch(r"([0-9]{1,6})([smhd])", value)
         if match is None:
-            self.fail(f"must be a number with s, m, h or d behind it, such as 10m, not {value!r}", param, ctx)
+            what = "a whole number of at most six digits with s, m, h or d behind it, such as 10m"
+            self.fail(f"must be {what}, not {value!r}", param, ctx)
         return timedelta(**{_UNITS[match[2]]: int(match[1])})
 
 
