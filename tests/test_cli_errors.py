@@ -39,6 +39,8 @@ def complaint(*arguments: str, code: int, environment: dict[str, str] | None = N
         (["status", ""], "queue must have 1 to 255 characters"),
         (["status", "--limit", "-1"], "--limit: "),
         (["status", "--watch", "--json"], "leave --watch out"),
+        (["status", "--watch", "mails"], "--watch: must be a number of seconds, not 'mails'; name the queue before it"),
+        (["status", "--watch", "0"], "--watch: "),
         (["channel", "set", "acme"], "nothing to set: give at least one of --weight, --max-concurrency, "),
         (["channel", "set", "acme", "--weight", "heavy"], "--weight: must be a number or 'default', not 'heavy'"),
         (["channel", "set", "acme", "--weight", "nan"], "weight must be a number from 0.01 to 1000, not nan"),

@@ -33,11 +33,22 @@ _AROUND = 5
 _PAUSE = 5
 
 
+class _Seconds(click.FloatRange):
+    """What may stand behind --watch, where a queue is easily put."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            float(value)
+        except ValueError:
+            self.fail(f"must be a number of seconds, not {value!r}; name the queue before it", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 @click.command(cls=Command, short_help="What stands in queues and channels.")
 @click.argument("queue", required=False)
 @click.option(
     "--watch",
-    type=click.FloatRange(min=0.1),
+    type=_Seconds(min=0.1),
     is_flag=False,
     flag_value=_EVERY,
     metavar="[SECONDS]",
