@@ -170,6 +170,29 @@ def test_a_role_without_rights(command: list[str], stranger: str, database_url: 
         assert ("permission denied" in result.output) == (kind == "observer" and not looks)
 
 
+@pytest.mark.parametrize("command", [["migrate"], ["grant", "cli_stranger", "worker"]])
+def test_what_only_the_owner_may_do(command: list[str], stranger: str, database_url: str) -> None:
+    """Neither somebody without rights, nor one who has all that can be given."""
+    line = complaint("--dsn", stranger, *command, code=1)
+    told = "only the owner of the queue's schema can do this: connect as that role"
+    assert line == f"permission denied for schema fairqueue; {told}"
+    CliRunner().invoke(program, ["--dsn", database_url, "grant", "cli_stranger", "operator"])
+    if command[0] == "grant":
+        assert "which owns the queue in schema 'fairqueue', can give and take rights in it" in complaint(
+            "--dsn", stranger, *command, code=1
+        )
+
+
+def test_a_schema_in_which_everybody_may_create(stranger: str, engine: Engine) -> None:
+    """What the server says of its own is better than what is true in general."""
+    with engine.begin() as connection:
+        connection.execute(text("CREATE SCHEMA theirs"))
+        connection.execute(text("GRANT ALL ON SCHEMA theirs TO PUBLIC"))
+    assert "Choose a schema of its own for the queue" in complaint(
+        "--dsn", stranger, "--schema", "theirs", "migrate", code=1
+    )
+
+
 def test_a_schema_that_may_not_be_made(stranger: str) -> None:
     line = complaint("--dsn", stranger, "--schema", "q2", "migrate", code=1)
     assert "permission denied for database" in line

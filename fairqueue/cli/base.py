@@ -18,7 +18,7 @@ from typing import IO, Any, NoReturn
 import click
 from click.exceptions import Exit
 
-__all__ = ["EXIT_CODES", "INTERRUPTED", "Command", "Failed", "Group", "Invalid"]
+__all__ = ["EXIT_CODES", "INTERRUPTED", "Command", "Failed", "Group", "Invalid", "OwnersCommand"]
 
 INTERRUPTED = 130
 
@@ -78,6 +78,8 @@ class _Program(click.Command):
 class Command(_Program):
     """A command whose known errors are one line on stderr. Its callback returns nothing."""
 
+    for_owner = False
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             super().invoke(ctx)
@@ -88,10 +90,16 @@ class Command(_Program):
         except Exception as error:
             from .errors import explained
 
-            failure = explained(error)
+            failure = explained(error, for_owner=self.for_owner)
             if failure is None:
                 raise
             raise failure from error
+
+
+class OwnersCommand(Command):
+    """One that the owner of the queue's schema has to run: no right that `fairqueue grant` gives is enough."""
+
+    for_owner = True
 
 
 class Group(_Program, click.Group):

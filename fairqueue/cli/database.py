@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from .base import Command, Failed
+from .base import Command, Failed, OwnersCommand
 from .output import as_json, echo, echo_json, number
 from .target import Target, pass_target
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["check", "grant", "migrate"]
 
 
-@click.command(cls=Command, short_help="Install or upgrade fairqueue in the database.")
+@click.command(cls=OwnersCommand, short_help="Install or upgrade fairqueue in the database.")
 @click.option("--sql", is_flag=True, help="Print the statements that would run, and run none of them.")
 @pass_target
 def migrate(target: Target, sql: bool) -> None:
@@ -110,7 +110,7 @@ def _verdict(found: int, left: int, repair: bool) -> str:
     return f"{count} repaired." if not left else f"{count}, {number(left)} left after the repair."
 
 
-@click.command(cls=Command, short_help="Let a role of the database do one thing.")
+@click.command(cls=OwnersCommand, short_help="Let a role of the database do one thing.")
 @click.argument("role")
 @click.argument("kind", required=False)
 @click.option("--revoke", is_flag=True, help="Take all rights in the schema from the role, of whatever kind.")

@@ -27,8 +27,9 @@ _DRIVER = {
     "timestamp too": "a time in the database is none that Python knows, as the end of a pause may be:"
     " `fairqueue channel resume` ends it",
 }
+_NO_RIGHT = "42501"
 _WAYS_OUT = {
-    "42501": "the owner of the queue's schema can give rights: `fairqueue grant ROLE observer` to look at it,"
+    _NO_RIGHT: "the owner of the queue's schema can give rights: `fairqueue grant ROLE observer` to look at it,"
     " `fairqueue grant ROLE operator` to change it",
     "42704": "create it first",
     "55P03": "try again",
@@ -38,14 +39,17 @@ _WAYS_OUT = {
 }
 
 
-def explained(error: Exception) -> Failed | None:
-    """The same as an error of the command line; None for what nobody expects, and whose traceback is worth having."""
+def explained(error: Exception, *, for_owner: bool = False) -> Failed | None:
+    """The same as an error of the command line; None for what nobody expects, and whose traceback is worth having.
+
+    :param for_owner: it is about something that no kind of role but the owner may do.
+    """
     if isinstance(error, InvalidValue):
         return Invalid(str(error))
     if isinstance(error, FairqueueError):
         return Failed(str(error))
     if isinstance(error, DBAPIError):
-        return Failed(_of_database(error))
+        return Failed(_of_database(error, for_owner=for_owner))
     if isinstance(error, ArgumentError):
         return Invalid(str(error))
     if isinstance(error, ImportError) and (error.name or "").partition(".")[0] in {"rich", "psycopg"}:
@@ -54,7 +58,7 @@ def explained(error: Exception) -> Failed | None:
     return None
 
 
-def _of_database(error: DBAPIError) -> str:
+def _of_database(error: DBAPIError, *, for_owner: bool) -> str:
     driver: BaseException | None = error.orig
     code = getattr(driver, "sqlstate", None)
     diagnostics = getattr(driver, "diag", None)
@@ -69,5 +73,8 @@ def _of_database(error: DBAPIError) -> str:
         return f"{message}; {way_out}" if way_out else message
     if message.startswith("permission denied for database"):
         return f"{message}; its owner can GRANT CREATE ON DATABASE, or CREATE SCHEMA ... AUTHORIZATION, to this role"
-    way_out = _WAYS_OUT.get(code or "") or getattr(diagnostics, "message_hint", None) or ""
+    hint = getattr(diagnostics, "message_hint", None) or ""
+    way_out = _WAYS_OUT.get(code or "") or hint
+    if for_owner and code == _NO_RIGHT:
+        way_out = hint or "only the owner of the queue's schema can do this: connect as that role"
     return f"{message}; {way_out}" if way_out else message
