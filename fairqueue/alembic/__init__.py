@@ -36,7 +36,20 @@ revision goes on doing what it did, whatever release runs it.
 
 **Another schema**, or several: ``fairqueue.attach(Base.metadata, schema="My Q")`` is written as
 ``op.create_fairqueue(1, schema='My Q')``. The schema should be fairqueue's alone, since autogenerate leaves
-everything in it to fairqueue: a table of yours there would never be created.
+everything in it to fairqueue: a table of yours there would never be created. A foreign key to a message there
+has to name that schema, by a table that stands for it and is in no metadata of yours::
+
+    messages = Table("message", MetaData(), Column("id", BigInteger, primary_key=True), schema="My Q")
+
+
+    class Invoice(Base):
+        __tablename__ = "invoice"
+        id: Mapped[int] = mapped_column(primary_key=True)
+        message_id: Mapped[int | None] = mapped_column(ForeignKey(messages.c.id, ondelete="SET NULL"))
+
+With ``ForeignKey(fairqueue.Message.id)`` the revision names ``fairqueue.message``. That runs where the engine of
+env.py has ``execution_options=fairqueue.in_schema("My Q")``, but neither with ``--sql``, nor does ``alembic check``
+ever find the key that it looks for.
 
 **Two applications on one database**: let one history own the queue, and attach it in the other one with
 ``manage=False``. That one writes nothing and proposes nothing for it.

@@ -34,6 +34,7 @@ metadata = sa.MetaData()
 
 url = sa.make_url(context.config.get_main_option("sqlalchemy.url"))
 settings = dict(target_metadata=metadata, autogenerate_plugins=["alembic.autogenerate.*", "fairqueue"])
+options = {{}}
 {settings}
 
 
@@ -44,13 +45,13 @@ def run(connection: sa.Connection) -> None:
 
 
 def run_online() -> None:
-    engine = sa.create_engine(url, poolclass=sa.NullPool)
+    engine = sa.create_engine(url, poolclass=sa.NullPool, execution_options=options)
     with engine.connect() as connection:
         run(connection)
 
 
 async def run_async() -> None:
-    engine = create_async_engine(url, poolclass=sa.NullPool)
+    engine = create_async_engine(url, poolclass=sa.NullPool, execution_options=options)
     async with engine.connect() as connection:
         await connection.run_sync(run)
 
@@ -114,7 +115,8 @@ class Host:
     """A project folder with an alembic.ini, an env.py and revisions, and the commands that its author would run.
 
     :param models: what the application says beside ``metadata = sa.MetaData()``.
-    :param settings: what its env.py says about ``settings``, the arguments of ``context.configure()``.
+    :param settings: what its env.py says about ``settings``, the arguments of ``context.configure()``, and
+        ``options``, the execution options of its engine.
     :param driver: psycopg, psycopg_async or asyncpg.
     """
 
