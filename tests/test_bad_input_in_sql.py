@@ -210,6 +210,11 @@ INSERTS: list[tuple[str, type[psycopg.Error], str]] = [
     ("message (channel, key) VALUES ('a', '')", CHECK, "message_key_length"),
     ("message (channel, max_attempts) VALUES ('a', 0)", CHECK, "message_max_attempts_range"),
     ("message (channel, backoff) VALUES ('a', 'NaN')", CHECK, "message_backoff_range"),
+    *[
+        (f"message (channel, {field}) VALUES ('a', '{at}')", CHECK, f"{field} must be in the years 2 to 9998, not")
+        for field in ("created_at", "first_leased_at")
+        for at in ("infinity", "-infinity", "9999-01-01 UTC", "20000-01-01", "0001-06-01 UTC", "0044-03-15 BC")
+    ],
     ("channel (name, weight) VALUES ('a', 'NaN')", CHECK, "channel_weight_range"),
     ("channel (name, max_size) VALUES ('a', 0)", CHECK, "channel_max_size_range"),
     ("channel (name, paused) VALUES ('a', NULL)", NULL, 'column "paused"'),
@@ -229,6 +234,19 @@ def test_refused(raw: Raw, database_url: str) -> None:
             connection.execute(statement.encode())
         assert text in f"{error.value} {error.value.diag.constraint_name}", statement
     assert rows(connection) == {}
+
+
+def test_times_that_programs_cannot_read(raw: Raw, database_url: str) -> None:
+    """A batch is leased before they are read, so one of them would take the others with it."""
+    connection = observer(raw, database_url)
+    connection.execute("INSERT INTO fairqueue.message (channel, created_at) VALUES ('a', '0002-01-01 UTC')")
+    connection.execute("INSERT INTO fairqueue.message (channel, created_at) VALUES ('a', '9998-12-31 UTC')")
+    with pytest.raises(CHECK, match="created_at must be in the years 2 to 9998, not infinity"):
+        connection.execute("UPDATE fairqueue.message SET created_at = 'infinity'")
+    for zone in ("Etc/GMT+12", "Pacific/Kiritimati"):
+        connection.execute("SELECT set_config('TimeZone', %s, false)", (zone,))
+        found = connection.execute("SELECT created_at FROM fairqueue.message_dequeue('default', 1)").fetchall()
+        assert len(found) == 1
 
 
 def test_codes() -> None:

@@ -27,7 +27,7 @@ $$;
 -- for programs.
 CREATE FUNCTION message_refuse(
     queue text, channel text, key text, payload jsonb, body bytea, cost double precision, max_attempts integer,
-    backoff double precision
+    backoff double precision, created_at timestamptz DEFAULT NULL, first_leased_at timestamptz DEFAULT NULL
 ) RETURNS void
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -63,6 +63,12 @@ BEGIN
     ELSIF NOT (backoff >= 0 AND backoff <= 31557600) THEN
         v_column := 'backoff';
         v_must := 'be 0 to 31557600 seconds, not ' || backoff;
+    ELSIF NOT (created_at >= '0002-01-01 UTC' AND created_at < '9999-01-01 UTC') THEN
+        v_column := 'created_at';
+        v_must := 'be in the years 2 to 9998, not ' || created_at;
+    ELSIF NOT (first_leased_at >= '0002-01-01 UTC' AND first_leased_at < '9999-01-01 UTC') THEN
+        v_column := 'first_leased_at';
+        v_must := 'be in the years 2 to 9998, not ' || first_leased_at;
     ELSE
         v_column := 'cost';
         v_must := 'be more than 0 and at most 1000000, not ' || cost;
@@ -79,7 +85,7 @@ $$;
 -- each message that is leased, whose content doesn't change.
 CREATE FUNCTION message_valid(
     queue text, channel text, key text, payload jsonb, body bytea, cost double precision, max_attempts integer,
-    backoff double precision
+    backoff double precision, created_at timestamptz DEFAULT NULL, first_leased_at timestamptz DEFAULT NULL
 ) RETURNS boolean
 LANGUAGE sql STABLE PARALLEL SAFE
 RETURN char_length(queue) BETWEEN 1 AND 255 AND char_length(channel) BETWEEN 1 AND 255
@@ -89,7 +95,10 @@ RETURN char_length(queue) BETWEEN 1 AND 255 AND char_length(channel) BETWEEN 1 A
     -- NaN sorts above every number, so the upper bound refuses it too.
     AND cost > 0 AND cost <= 1000000
     AND (max_attempts IS NULL OR max_attempts >= 1)
-    AND (backoff IS NULL OR backoff >= 0 AND backoff <= 31557600);
+    AND (backoff IS NULL OR backoff >= 0 AND backoff <= 31557600)
+    -- In any time zone, what Python can read: a batch that it can't is leased, and of no use to who leased it.
+    AND (created_at IS NULL OR created_at >= '0002-01-01 UTC' AND created_at < '9999-01-01 UTC')
+    AND (first_leased_at IS NULL OR first_leased_at >= '0002-01-01 UTC' AND first_leased_at < '9999-01-01 UTC');
 
 -- The advisory lock of those who wait for work in a queue; to_hex of it is in the name of their notification channel.
 --
@@ -1346,13 +1355,16 @@ DECLARE
 BEGIN
     SELECT min(n.queue), max(n.queue), min(n.channel), max(n.channel), min(n.dequeue_at), min(n.id),
         bool_or(n.attempt > 0), bool_or(n.leased_until IS NOT NULL),
-        bool_and(message_valid(n.queue, n.channel, n.key, n.payload, n.body, n.cost, n.max_attempts, n.backoff))
+        bool_and(message_valid(n.queue, n.channel, n.key, n.payload, n.body, n.cost, n.max_attempts, n.backoff,
+            n.created_at, n.first_leased_at))
     INTO v_queue, v_last_queue, v_channel, v_last_channel, v_dequeue_at, v_id, v_urgent, v_leased, v_valid
     FROM new_messages n;
     IF NOT v_valid THEN
-        PERFORM message_refuse(n.queue, n.channel, n.key, n.payload, n.body, n.cost, n.max_attempts, n.backoff)
+        PERFORM message_refuse(n.queue, n.channel, n.key, n.payload, n.body, n.cost, n.max_attempts, n.backoff,
+            n.created_at, n.first_leased_at)
         FROM new_messages n
-        WHERE NOT message_valid(n.queue, n.channel, n.key, n.payload, n.body, n.cost, n.max_attempts, n.backoff)
+        WHERE NOT message_valid(n.queue, n.channel, n.key, n.payload, n.body, n.cost, n.max_attempts, n.backoff,
+            n.created_at, n.first_leased_at)
         LIMIT 1;
     END IF;
 
@@ -1930,10 +1942,11 @@ BEGIN
                 OLD.id, OLD.leased_until, NEW.channel, NEW.queue),
             HINT = 'Wait until its lease has ended, or cancel it and enqueue it there.';
     END IF;
-    IF NOT message_valid(NEW.queue, NEW.channel, NEW.key, NEW.payload, NEW.body, NEW.cost, NEW.max_attempts, NEW.backoff)
+    IF NOT message_valid(NEW.queue, NEW.channel, NEW.key, NEW.payload, NEW.body, NEW.cost, NEW.max_attempts,
+        NEW.backoff, NEW.created_at)
     THEN
         PERFORM message_refuse(NEW.queue, NEW.channel, NEW.key, NEW.payload, NEW.body, NEW.cost, NEW.max_attempts,
-            NEW.backoff);
+            NEW.backoff, NEW.created_at);
     END IF;
     RETURN NULL;
 END
@@ -5204,7 +5217,7 @@ FOR EACH STATEMENT EXECUTE FUNCTION signal_truncated();
 
 -- What users change of a message has to be as valid as what they enqueue. Leasing touches none of these columns.
 CREATE TRIGGER message_edited
-AFTER UPDATE OF queue, channel, key, payload, body, cost, max_attempts, backoff ON message
+AFTER UPDATE OF queue, channel, key, payload, body, cost, max_attempts, backoff, created_at ON message
 FOR EACH ROW EXECUTE FUNCTION message_edit();
 
 -- Enqueueing, once a statement, so that bulk inserts and COPY cost one signal a channel.

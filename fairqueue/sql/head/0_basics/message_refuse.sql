@@ -4,7 +4,7 @@
 -- for programs.
 CREATE FUNCTION message_refuse(
     queue text, channel text, key text, payload jsonb, body bytea, cost double precision, max_attempts integer,
-    backoff double precision
+    backoff double precision, created_at timestamptz DEFAULT NULL, first_leased_at timestamptz DEFAULT NULL
 ) RETURNS void
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -40,6 +40,12 @@ BEGIN
     ELSIF NOT (backoff >= 0 AND backoff <= 31557600) THEN
         v_column := 'backoff';
         v_must := 'be 0 to 31557600 seconds, not ' || backoff;
+    ELSIF NOT (created_at >= '0002-01-01 UTC' AND created_at < '9999-01-01 UTC') THEN
+        v_column := 'created_at';
+        v_must := 'be in the years 2 to 9998, not ' || created_at;
+    ELSIF NOT (first_leased_at >= '0002-01-01 UTC' AND first_leased_at < '9999-01-01 UTC') THEN
+        v_column := 'first_leased_at';
+        v_must := 'be in the years 2 to 9998, not ' || first_leased_at;
     ELSE
         v_column := 'cost';
         v_must := 'be more than 0 and at most 1000000, not ' || cost;

@@ -32,13 +32,16 @@ DECLARE
 BEGIN
     SELECT min(n.queue), max(n.queue), min(n.channel), max(n.channel), min(n.dequeue_at), min(n.id),
         bool_or(n.attempt > 0), bool_or(n.leased_until IS NOT NULL),
-        bool_and(message_valid(n.queue, n.channel, n.key, n.payload, n.body, n.cost, n.max_attempts, n.backoff))
+        bool_and(message_valid(n.queue, n.channel, n.key, n.payload, n.body, n.cost, n.max_attempts, n.backoff,
+            n.created_at, n.first_leased_at))
     INTO v_queue, v_last_queue, v_channel, v_last_channel, v_dequeue_at, v_id, v_urgent, v_leased, v_valid
     FROM new_messages n;
     IF NOT v_valid THEN
-        PERFORM message_refuse(n.queue, n.channel, n.key, n.payload, n.body, n.cost, n.max_attempts, n.backoff)
+        PERFORM message_refuse(n.queue, n.channel, n.key, n.payload, n.body, n.cost, n.max_attempts, n.backoff,
+            n.created_at, n.first_leased_at)
         FROM new_messages n
-        WHERE NOT message_valid(n.queue, n.channel, n.key, n.payload, n.body, n.cost, n.max_attempts, n.backoff)
+        WHERE NOT message_valid(n.queue, n.channel, n.key, n.payload, n.body, n.cost, n.max_attempts, n.backoff,
+            n.created_at, n.first_leased_at)
         LIMIT 1;
     END IF;
 

@@ -13,10 +13,11 @@ BEGIN
                 OLD.id, OLD.leased_until, NEW.channel, NEW.queue),
             HINT = 'Wait until its lease has ended, or cancel it and enqueue it there.';
     END IF;
-    IF NOT message_valid(NEW.queue, NEW.channel, NEW.key, NEW.payload, NEW.body, NEW.cost, NEW.max_attempts, NEW.backoff)
+    IF NOT message_valid(NEW.queue, NEW.channel, NEW.key, NEW.payload, NEW.body, NEW.cost, NEW.max_attempts,
+        NEW.backoff, NEW.created_at)
     THEN
         PERFORM message_refuse(NEW.queue, NEW.channel, NEW.key, NEW.payload, NEW.body, NEW.cost, NEW.max_attempts,
-            NEW.backoff);
+            NEW.backoff, NEW.created_at);
     END IF;
     RETURN NULL;
 END
