@@ -18,7 +18,7 @@ from fairqueue.worker.database import Database, _lost
 from fairqueue.worker.threads import Threads
 from tests.acts import put, wait_until
 from tests.fixtures.workers import EngineOf, WorkerOf
-from tests.working import WITH_SESSION, act, add_effects, effects, is_empty, wait_for_endings
+from tests.working import WITH_SESSION, act, add_effects, effects, is_empty, statements, wait_for_endings
 
 
 class Gone(Exception):
@@ -269,6 +269,26 @@ def test_a_decision_that_cannot_be_sent(kind: str, session: Session, worker_of: 
     assert session.scalars(select(fq.Message.channel)).all() == ["bad"]
 
 
+@pytest.mark.parametrize("kind", ["plain", "asyncpg"])
+def test_a_decision_beyond_a_limit_of_the_server(kind: str, session: Session, worker_of: WorkerOf) -> None:
+    """It is refused for good: given up, so that the others are reported."""
+
+    class TooComplex(fq.Retry):
+        def statement(self, leases: Any) -> Any:
+            return text("DO $$ BEGIN RAISE SQLSTATE '54001'; END $$")
+
+    put(session, "bad", payload="bad")
+
+    def body(message: fq.LeasedMessage[Any], _: object) -> object:
+        return TooComplex() if message.payload == "bad" else None
+
+    app = worker_of(kind, body, lease=3600)
+    with statements(app.engine, "54001") as sent, app:
+        wait_until(lambda: sent)
+        put(session, "acme", 3)
+        assert wait_for_endings(session, 3) == {"completed": 3}
+
+
 @pytest.mark.parametrize("kind", ["coroutine", "generator", "async generator"])
 def test_what_nobody_runs(kind: str, session: Session, engine_of: EngineOf) -> None:
     """A function that only hands on an async one, or one that yields, looks like a plain one: it isn't done."""
@@ -304,6 +324,7 @@ CIRCUMSTANCES = {
     "DO $$ BEGIN RAISE SQLSTATE '57P03'; END $$": True,  # the server is starting up
     "DO $$ BEGIN RAISE SQLSTATE '53300'; END $$": True,  # there are too many connections
     "DO $$ BEGIN RAISE SQLSTATE '22023'; END $$": False,
+    "DO $$ BEGIN RAISE SQLSTATE '54001'; END $$": False,  # it is too complex
     "SELECT no_such_column": False,
     "SELECT 1 / 0": False,
 }

@@ -166,9 +166,13 @@ def in_a_line(error: BaseException) -> str:
 
 def _lost(error: BaseException) -> bool:
     """It is the connection, or the server, or there was none to be had: not what we asked for."""
-    if not isinstance(error, DBAPIError) or isinstance(error, OperationalError | InterfaceError):
+    if not isinstance(error, DBAPIError):
         return True
-    return _sqlstate(error)[:2] in _CIRCUMSTANCES
+    # What the server says goes first: to psycopg a message that is beyond a limit of PostgreSQL's (class 54) is an
+    # OperationalError, too, and a report of that would be tried again for ever, ahead of all others.
+    if state := _sqlstate(error):
+        return state[:2] in _CIRCUMSTANCES
+    return isinstance(error, OperationalError | InterfaceError)
 
 
 def _sqlstate(error: DBAPIError) -> str:
