@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from sqlalchemy import select, text
+from sqlalchemy import make_url, select, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.orm import Session
@@ -343,6 +343,21 @@ async def test_what_is_not_the_statements_fault(kind: str, engine_of: EngineOf) 
         with pytest.raises(DBAPIError) as caught:
             await database.run(execute)
         assert _lost(caught.value) == lost, statement
+    database.threads.close()
+    if isinstance(database.engine, AsyncEngine):
+        await database.engine.dispose()
+
+
+@pytest.mark.parametrize("kind", ["plain", "async", "asyncpg"])
+@pytest.mark.parametrize("where", [{"username": "nobody"}, {"database": "nowhere"}], ids=["login", "database"])
+async def test_a_login_that_is_refused(
+    kind: str, where: dict[str, Any], database_url: str, engine_of: EngineOf
+) -> None:
+    """As while a password is changed: what is to be reported waits until it is let in again."""
+    database = Database(engine_of(kind, url=make_url(database_url).set(**where)), Threads())
+    with pytest.raises(DBAPIError) as caught:
+        await database.run(lambda session: session.execute(text("SELECT 1")))
+    assert _lost(caught.value)
     database.threads.close()
     if isinstance(database.engine, AsyncEngine):
         await database.engine.dispose()

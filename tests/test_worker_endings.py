@@ -54,6 +54,7 @@ class TestFailures:
             ("async", RuntimeError("the token service is away")),
             # As SQLAlchemy 2.0 lets it through.
             ("asyncpg", asyncpg.exceptions.TooManyConnectionsError("sorry, too many clients already")),
+            ("asyncpg", asyncpg.exceptions.InsufficientPrivilegeError("permission denied for database")),
         ],
     )
     def test_there_is_no_connection(

@@ -37,11 +37,16 @@ LONGEST = 10.0
 
 _LEVEL = text("SELECT current_setting('default_transaction_isolation')")
 
-#: Classes of SQLSTATE that say nothing against the statement: connection, the transaction's state, serialization and
-#: deadlock, resources, locks, an operator's intervention, the system. Drivers sort them under different exceptions.
-_CIRCUMSTANCES = {"08", "25", "40", "53", "55", "57", "58"}
+#: Classes of SQLSTATE that say nothing against the statement: connection, the transaction's state, a login or a
+#: database that is refused, serialization and deadlock, resources, locks, an operator's intervention, the system.
+#: Drivers sort them under different exceptions.
+_CIRCUMSTANCES = {"08", "25", "28", "3D", "40", "53", "55", "57", "58"}
 #: Nothing may be written: the server's disk is full, say, or it is no longer the primary.
 _READ_ONLY = "25006"
+
+
+class NotConnected(OperationalError):
+    """No connection was to be had. Whatever the reason, it says nothing against what was to be sent."""
 
 
 class Database:
@@ -67,12 +72,14 @@ class Database:
             try:
                 # Of the connection: what an engine made for it had would be overruled by what the given engine has.
                 session.connection(execution_options={"isolation_level": level})
+            except DBAPIError as error:
+                raise NotConnected(None, None, error.orig or error) from error
             except SQLAlchemyError:
                 raise
             except Exception as error:
                 # From what the application does in order to connect, such as asking for a token; and before 2.1
                 # SQLAlchemy leaves as it is what asyncpg raises.
-                raise OperationalError(None, None, error) from error
+                raise NotConnected(None, None, error) from error
             try:
                 result = function(session)
                 session.commit()
@@ -166,7 +173,7 @@ def in_a_line(error: BaseException) -> str:
 
 def _lost(error: BaseException) -> bool:
     """It is the connection, or the server, or there was none to be had: not what we asked for."""
-    if not isinstance(error, DBAPIError):
+    if not isinstance(error, DBAPIError) or isinstance(error, NotConnected):
         return True
     # What the server says goes first: to psycopg a message that is beyond a limit of PostgreSQL's (class 54) is an
     # OperationalError, too, and a report of that would be tried again for ever, ahead of all others.
