@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Engine, ForeignKey, create_engine, select, text
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
 import fairqueue as fq
@@ -224,7 +224,9 @@ class TestHow:
         class Special(Session):
             pass
 
-        worker = Worker(nowhere, session=sessionmaker(nowhere, class_=Special, info={"of": "the application"}))
+        binds = {fq.Message: nowhere}
+        factory = sessionmaker(nowhere, class_=Special, binds=binds, info={"of": "the application"})
+        worker = Worker(nowhere, session=factory)
         seen: list[Any] = []
 
         @worker.handler
@@ -237,10 +239,14 @@ class TestHow:
             session.commit()
         assert seen == [(True, {"of": "the application"}, engine.url.database)] * 2
 
+        elsewhere = create_async_engine(nowhere.url)
+
         class SpecialAsync(AsyncSession):
             pass
 
-        worker = Worker(nowhere, async_session=async_sessionmaker(async_engine, class_=SpecialAsync))
+        worker = Worker(
+            nowhere, async_session=async_sessionmaker(elsewhere, class_=SpecialAsync, binds={fq.Message: elsewhere})
+        )
 
         @worker.handler
         async def look_async(message: Lease, session: AsyncSession) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from sqlalchemy import make_url, select, text
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncEngine
-from sqlalchemy.orm import Session
+from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
+from sqlalchemy.orm import Session, sessionmaker
 
 import fairqueue as fq
 from fairqueue.worker.database import Database, _lost
@@ -287,6 +287,19 @@ def test_a_decision_beyond_a_limit_of_the_server(kind: str, session: Session, wo
         wait_until(lambda: sent)
         put(session, "acme", 3)
         assert wait_for_endings(session, 3) == {"completed": 3}
+
+
+@pytest.mark.parametrize("kind", ["plain session", "async session"])
+def test_sessions_of_several_databases(kind: str, session: Session, worker_of: WorkerOf, engine_of: EngineOf) -> None:
+    """The message is completed in the one that is the messages'."""
+    put(session, "acme", max_attempts=1)
+    app, nowhere = worker_of(kind, lambda *_: None), engine_of(kind, url="postgresql://nobody@nowhere.invalid/app")
+    if isinstance(nowhere, AsyncEngine):
+        app.async_session = async_sessionmaker(nowhere, binds={fq.Message: app.engine})
+    else:
+        app.session = sessionmaker(nowhere, binds={fq.Message: app.engine})
+    with app:
+        assert wait_for_endings(session, 1) == {"completed": 1}
 
 
 @pytest.mark.parametrize("kind", ["coroutine", "generator", "async generator"])

@@ -190,7 +190,7 @@ class _Draining:
         __tracebackhide__ = True
         if not self.handler.is_async:
             return self.handler.run(message, partial(_session, bind, self.make_session))
-        sessions = partial(self.make_async_session, bind=async_bind, join_transaction_mode="create_savepoint")
+        sessions = partial(self.make_async_session, **_binding(self.make_async_session, async_bind))
         handled: Handled = await_only(self.handler.run_async(message, sessions))  # we are in SQLAlchemy's greenlet
         return handled
 
@@ -216,7 +216,13 @@ def _is_of_one_database(session: Session) -> bool:
 
 
 def _session(bind: Engine | Connection, make: Callable[..., Session] = Session) -> Session:
-    return make(bind=bind, join_transaction_mode="create_savepoint")
+    return make(**_binding(make, bind))
+
+
+def _binding(make: Callable[..., object], bind: object) -> dict[str, Any]:
+    """What has sessions work there, also where those of the application have a bind of their own for messages."""
+    binds = {**(getattr(make, "kw", {}).get("binds") or {}), Message: bind}
+    return {"bind": bind, "binds": binds, "join_transaction_mode": "create_savepoint"}
 
 
 def _draining(given: Worker | Callable[..., Any], queue: str | None, raises: bool, limit: int) -> _Draining:

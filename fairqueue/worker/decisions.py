@@ -27,6 +27,7 @@ from sqlalchemy.orm import Session
 from fairqueue.consuming import _results, complete, defer, error_text, fail
 from fairqueue.leases import LeasedMessage, Outcome, lease_arrays
 from fairqueue.payloads import json_text
+from fairqueue.producing import _BIND
 from fairqueue.schedule import check_seconds
 
 if TYPE_CHECKING:
@@ -142,6 +143,7 @@ def apply(session: Session, decisions: Sequence[tuple[Message, Decision]]) -> li
     """
     outcomes: dict[int, Outcome] = {}
     for decision, places in alike((place, decision) for place, (_, decision) in enumerate(decisions)):
-        rows = session.execute(decision.statement([decisions[place][0] for place in places])).all()
+        statement = decision.statement([decisions[place][0] for place in places])
+        rows = session.execute(statement, bind_arguments=_BIND).all()
         outcomes.update((place, Outcome(row.result)) for place, row in zip(places, rows, strict=True))
     return [outcomes[place] for place in range(len(decisions))]
