@@ -3,11 +3,14 @@
 import asyncio
 import threading
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any, NoReturn
 
 import asyncpg
 import pytest
 from anyio import to_thread
+from psycopg.abc import Buffer
+from psycopg.adapt import Loader
 from sqlalchemy import event, select, text
 from sqlalchemy.ext.asyncio import async_sessionmaker
 from sqlalchemy.orm import Session
@@ -75,6 +78,39 @@ class TestFailures:
             assert wait_for_endings(session, 1) == {"completed": 1}
         assert "can't look at the schema, trying again" in caplog.text
         assert f"{type(error).__name__}: {error}" in caplog.text
+
+    @pytest.mark.parametrize("kind", LISTENING)
+    def test_a_value_that_cannot_be_read(
+        self, kind: str, session: Session, worker_of: WorkerOf, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """It is an error of that dequeue: the worker goes on, and the message comes back when its lease is over."""
+        put(session, "acme")
+        app = worker_of(kind, lambda *_: None, lease=1)
+        failed: list[object] = []
+
+        def read(value: str) -> datetime:
+            if not failed:
+                failed.append(value)
+                raise OverflowError("date value out of range")
+            return datetime.fromisoformat(value)
+
+        class Reader(Loader):
+            def load(self, data: Buffer) -> datetime:
+                return read(bytes(data).decode())
+
+        def connected(connection: Any, record: Any) -> None:
+            if kind == "asyncpg":
+                options = {"schema": "pg_catalog", "encoder": str, "decoder": read}
+                connection.run_async(lambda driver: driver.set_type_codec("timestamptz", **options))
+            else:
+                record.driver_connection.adapters.register_loader("timestamptz", Reader)
+
+        event.listen(getattr(app.engine, "sync_engine", app.engine), "connect", connected)
+        with app:
+            assert wait_for_endings(session, 1) == {"completed": 1}
+        assert failed
+        assert "can't dequeue, trying again" in caplog.text
+        assert "OverflowError: date value out of range" in caplog.text
 
     @pytest.mark.parametrize("kind", LISTENING)
     def test_a_server_that_is_the_primary_no_more(self, kind: str, session: Session, worker_of: WorkerOf) -> None:

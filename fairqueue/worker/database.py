@@ -18,9 +18,11 @@ from typing import Any, TypeVar
 
 import anyio
 from sqlalchemy import Engine, func, text
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import DataError, DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
+
+from fairqueue.errors import FairqueueError
 
 from .threads import Threads
 
@@ -69,17 +71,7 @@ class Database:
         """
 
         def transact(session: Session) -> T:
-            try:
-                # Of the connection: what an engine made for it had would be overruled by what the given engine has.
-                session.connection(execution_options={"isolation_level": level})
-            except DBAPIError as error:
-                raise NotConnected(None, None, error.orig or error) from error
-            except SQLAlchemyError:
-                raise
-            except Exception as error:
-                # From what the application does in order to connect, such as asking for a token; and before 2.1
-                # SQLAlchemy leaves as it is what asyncpg raises.
-                raise NotConnected(None, None, error) from error
+            _connect(session, level)
             try:
                 result = function(session)
                 session.commit()
@@ -87,6 +79,11 @@ class Database:
                 if _sqlstate(error) == _READ_ONLY:
                     session.invalidate()  # a new connection may lead to the server that is the primary now
                 raise
+            except (FairqueueError, SQLAlchemyError, OSError):
+                raise
+            except Exception as error:
+                # A driver that can't read a value raises whatever it comes to, such as asyncpg an OverflowError.
+                raise DataError(None, None, error) from error
             return result
 
         level = self._alone if alone else "READ COMMITTED"
@@ -169,6 +166,20 @@ def in_a_line(error: BaseException) -> str:
     """The error without the statement and its parameters."""
     cause: Any = error.orig if isinstance(error, DBAPIError) and error.orig else error
     return f"{type(cause).__name__}: {' '.join(str(cause).split())}"
+
+
+def _connect(session: Session, level: str) -> None:
+    try:
+        # Of the connection: what an engine made for it had would be overruled by what the given engine has.
+        session.connection(execution_options={"isolation_level": level})
+    except DBAPIError as error:
+        raise NotConnected(None, None, error.orig or error) from error
+    except SQLAlchemyError:
+        raise
+    except Exception as error:
+        # From what the application does in order to connect, such as asking for a token; and before 2.1 SQLAlchemy
+        # leaves as it is what asyncpg raises.
+        raise NotConnected(None, None, error) from error
 
 
 def _lost(error: BaseException) -> bool:
