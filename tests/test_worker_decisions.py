@@ -130,8 +130,9 @@ def test_errors(kind: str, error: str, session: Session, worker_of: WorkerOf, ca
         wait_until(lambda: good in completed(session))
 
 
-def test_an_interrupt_of_a_thread(session: Session, worker_of: WorkerOf) -> None:
-    """It is no Ctrl-C, but an error of its message as any other."""
+@pytest.mark.parametrize("kind", ["plain", "async", "async session"])
+def test_an_interrupt_of_a_thread(kind: str, session: Session, worker_of: WorkerOf) -> None:
+    """It is no Ctrl-C, also where the thread has an event loop, but an error of its message as any other."""
     put(session, "bad", max_attempts=1)
     put(session, "good")
 
@@ -139,7 +140,7 @@ def test_an_interrupt_of_a_thread(session: Session, worker_of: WorkerOf) -> None
         if message.channel == "bad":
             raise KeyboardInterrupt
 
-    with worker_of("plain", body):
+    with worker_of(kind, body):
         assert wait_for_endings(session, 2) == {"dead": 1, "completed": 1}
 
 

@@ -23,6 +23,10 @@ from tests.fixtures.workers import EngineOf, WorkerOf
 from tests.working import LISTENING, endings, statements, wait_for_endings
 
 
+class Rude(BaseException):
+    pass
+
+
 async def fail(_: Run, *__: object) -> NoReturn:
     raise ZeroDivisionError("mine")
 
@@ -32,14 +36,23 @@ def wait_for_its_threads() -> None:
 
 
 class TestFailures:
+    @pytest.mark.parametrize("error", [ZeroDivisionError("mine"), Rude("mine")], ids=["error", "no Exception"])
     def test_in_a_with_block(
-        self, worker_of: WorkerOf, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+        self,
+        error: BaseException,
+        worker_of: WorkerOf,
+        caplog: pytest.LogCaptureFixture,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         """It is in the log at once, not only raised at the end of the block."""
+
+        async def fail(_: Run, *__: object) -> NoReturn:
+            raise error
+
         monkeypatch.setattr(Run, "dequeue", fail)
-        with pytest.raises(ExceptionGroup), worker_of("plain", lambda *_: None, name="mine"):
+        with pytest.raises(BaseExceptionGroup), worker_of("plain", lambda *_: None, name="mine"):
             wait_until(lambda: "mine has failed, and works no more" in caplog.text)
-        assert "ZeroDivisionError: mine" in caplog.text
+        assert f"{type(error).__name__}: mine" in caplog.text
 
     async def test_in_an_event_loop(
         self, worker_of: WorkerOf, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch

@@ -116,6 +116,13 @@ class TestProcesses:
         ]
         check_invariants(session.connection())
 
+    def test_interrupted_in_its_main_thread(self, start: Start, session: Session) -> None:
+        """What an async handler raises there may be a Ctrl-C: it ends the process, and isn't the message's error."""
+        put(session, "acme")
+        process = start("async def handle(message): raise KeyboardInterrupt")
+        assert process.wait() == -signal.SIGINT
+        assert session.scalars(select(fq.Message.error)).all() == [None]
+
     def test_killed(self, start: Start, worker_of: WorkerOf, session: Session) -> None:
         """Its messages come back when their leases are over, and what it wrote is gone."""
         add_effects(session)

@@ -240,7 +240,9 @@ class Worker:
             with run.looking:  # a stop doesn't wait for a server that hangs
                 await self._look(run, begun, begin)
             return await run.to_its_end(begin)
-        except Exception:
+        except asyncio.CancelledError:
+            raise
+        except BaseException:
             if begun.is_set():  # who awaits this task may do so at the very end only, and it has to be known now
                 log.exception("%s has failed, and works no more", self.name)
             raise

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import threading
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -68,7 +69,7 @@ class Handler:
         return str(getattr(self.function, "__qualname__", self.function))
 
     def run(self, message: LeasedMessage[Any], sessions: Callable[[], Session] | None) -> Handled:
-        """Call a plain handler; raises nothing but KeyboardInterrupt. ``sessions`` may be None if it takes none."""
+        """Call a plain handler; raises nothing but a Ctrl-C. ``sessions`` may be None if it takes none."""
         try:
             _read(message)
             if not self.takes_session:
@@ -78,13 +79,11 @@ class Handler:
                 with self.watching(session):
                     decision = _decision(self.function(message, session))
                 return settle(session, message, decision)
-        except KeyboardInterrupt:
-            raise
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is the message's
             return self.judge(error)
 
     async def run_async(self, message: LeasedMessage[Any], sessions: Callable[[], AsyncSession] | None) -> Handled:
-        """Call an async handler; raises nothing but its cancellation."""
+        """Call an async handler; raises nothing but its cancellation, or a Ctrl-C."""
         try:
             _read(message)
             if not self.takes_session:
@@ -94,7 +93,7 @@ class Handler:
                 with self.watching(session.sync_session):
                     decision = _decision(await self.function(message, session))
                 return await session.run_sync(settle, message, decision)
-        except (KeyboardInterrupt, asyncio.CancelledError):
+        except asyncio.CancelledError:
             raise
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is the message's
             return self.judge(error)
@@ -125,7 +124,12 @@ class Handler:
                 )
 
     def judge(self, error: BaseException) -> Handled:
-        """What an exception says about the message. Alone in a group, as that of a TaskGroup, it counts itself."""
+        """What an exception says about the message. Alone in a group, as that of a TaskGroup, it counts itself.
+
+        :raises KeyboardInterrupt: again, if it may be a Ctrl-C, which comes to the main thread and no other.
+        """
+        if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+            raise error
         cause = error
         while isinstance(cause, BaseExceptionGroup) and len(cause.exceptions) == 1:
             (cause,) = cause.exceptions

@@ -281,10 +281,7 @@ class Run:
                 job = self.standby.popleft()
             except IndexError:
                 return
-            try:
-                handled = contextvars.copy_context().run(self.handler.run, job.message, self.worker.session)
-            except KeyboardInterrupt as error:  # no Ctrl-C, which never comes to a thread
-                handled = self.handler.judge(error)
+            handled = contextvars.copy_context().run(self.handler.run, job.message, self.worker.session)
             self.handled.append((job, handled))
             if not self.collecting:
                 self.collecting = True
