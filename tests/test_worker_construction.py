@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from sqlalchemy.ext.asyncio import async_sessionmaker
 from sqlalchemy.orm import DeclarativeBase, Session, sessionmaker
 
 import fairqueue as fq
+from fairqueue.worker import Handler
 from tests.acts import put, wait_until
 from tests.fixtures.workers import EngineOf, WorkerOf
 from tests.working import is_empty
@@ -87,6 +89,24 @@ def test_what_is_no_handler(engine: Engine) -> None:
         wrong: Any = {field: (ValueError, "KeyError")}
         with pytest.raises(fq.InvalidValue, match=f"^{field} must be an exception class or a tuple of them"):
             fq.Worker(engine).handler(**wrong)(lambda _: None)
+
+
+def test_who_gets_a_session() -> None:
+    """A second parameter is a setting of the function's own where it has a default and another name."""
+
+    def plain(message: Any, db: Any) -> None: ...
+    def optional(message: Any, session: Any = None) -> None: ...
+    def setting(message: Any, limit: int = 100) -> None: ...
+    def positional(message: Any, limit: int = 100, /, session: Any = None) -> None: ...
+    def keyword(message: Any, *, session: Any = None) -> None: ...
+    def passes_on(*args: Any, **kwargs: Any) -> None: ...
+    def rest(message: Any, *args: Any, session: Any = None) -> None: ...
+    async def asynchronous(message: Any, limit: int = 100) -> None: ...
+
+    takes: dict[Any, bool] = {plain: True, optional: True, setting: False, positional: False, keyword: False}
+    takes |= {passes_on: True, rest: True, asynchronous: False, partial(setting, limit=5): False}
+    for function, expected in takes.items():
+        assert Handler(function).takes_session == expected, function
 
 
 def test_sessions_that_do_not_fit(engine_of: EngineOf) -> None:

@@ -106,7 +106,7 @@ def test_one_that_is_lost(  # noqa: PLR0917
     ended: list[str] = []
     app = fq.Worker(engine_of(kind), lease=1, concurrency=1, poll=0.05)
 
-    async def work(message: fq.LeasedMessage[Any], own: Any = None) -> None:
+    async def work(message: fq.LeasedMessage[Any], own: Any) -> None:
         if message.id != id_:
             return
         if kind.endswith("session"):
@@ -118,7 +118,7 @@ def test_one_that_is_lost(  # noqa: PLR0917
             raise
 
     async def work_alone(message: fq.LeasedMessage[Any]) -> None:
-        await work(message)
+        await work(message, None)
 
     app.handler(work if kind.endswith("session") else work_alone)
     with app:

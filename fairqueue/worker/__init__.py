@@ -178,6 +178,8 @@ class Worker:
     def handler(self, function: Any = None, /, *, dead: Errors = (), cancel: Errors = ()) -> Any:
         """Decorate the one function that handles the messages, ``f(message)`` or ``f(message, session)``.
 
+        A second parameter that has a default gets a session only if its name is ``session``.
+
         :param dead: exceptions (a class or a tuple) after which the message is a dead letter at once.
         :param cancel: exceptions after which the message is cancelled.
         :raises InvalidValue: if the worker has a handler already, or has no sessions of the kind that it takes.

@@ -51,6 +51,8 @@ class Handled:
 class Handler:
     """A function that handles messages: ``f(message)`` or ``f(message, session)``, plain or async.
 
+    A second parameter that has a default gets a session only if its name is ``session``.
+
     :param dead: exceptions after which no further attempt would help.
     :param cancel: exceptions after which the work isn't needed any more.
     :raises InvalidValue: if the function can't be called so, or ``dead`` or ``cancel`` are no exception classes.
@@ -206,5 +208,12 @@ def _takes_session(function: Callable[..., Any]) -> bool:
             signature.bind(*(None,) * arguments)
         except TypeError:
             continue
-        return arguments == 2
+        return arguments == 2 and _is_for_a_session(signature)
     raise InvalidValue(f"a handler must be a function of (message) or (message, session), not {function!r}{signature}")
+
+
+def _is_for_a_session(signature: inspect.Signature) -> bool:
+    """Whether the second positional argument is. A setting, such as limit=100, has a default."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    second = [each for each in signature.parameters.values() if each.kind in kinds][1:2]
+    return all(each.default is each.empty or each.name == "session" for each in second)  # none: it goes to *args
