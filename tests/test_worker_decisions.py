@@ -8,17 +8,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from sqlalchemy import make_url, select, text
+from sqlalchemy import Engine, create_engine, make_url, select, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
 
 import fairqueue as fq
+from fairqueue import schema
 from fairqueue.worker.database import Database, _lost
 from fairqueue.worker.threads import Threads
 from tests.acts import put, wait_until
+from tests.fixtures.databases import PREFIX
+from tests.fixtures.postgres import Postgres
 from tests.fixtures.workers import EngineOf, WorkerOf
-from tests.working import WITH_SESSION, act, add_effects, effects, is_empty, statements, wait_for_endings
+from tests.working import LISTENING, WITH_SESSION, act, add_effects, effects, is_empty, statements, wait_for_endings
 
 
 class Gone(Exception):
@@ -288,6 +291,45 @@ def test_a_decision_beyond_a_limit_of_the_server(kind: str, session: Session, wo
         wait_until(lambda: sent)
         put(session, "acme", 3)
         assert wait_for_endings(session, 3) == {"completed": 3}
+
+
+@pytest.fixture
+def latin1(postgres: Postgres) -> Iterator[Engine]:
+    """A database without most characters."""
+    url = postgres.url.set(database=f"{PREFIX}_latin1")
+    maintenance = create_engine(postgres.url, isolation_level="AUTOCOMMIT")
+    with maintenance.connect() as connection:
+        provider = "LOCALE_PROVIDER libc" if (connection.dialect.server_version_info or ()) >= (15,) else ""
+        options = f"ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' {provider} TEMPLATE template0"
+        connection.execute(text(f"CREATE DATABASE {url.database} {options}"))
+        engine = create_engine(url)
+        with engine.begin() as begun:
+            schema.install(begun)
+        yield engine
+        engine.dispose()
+        connection.execute(text(f"DROP DATABASE {url.database} WITH (FORCE)"))
+    maintenance.dispose()
+
+
+def test_a_reason_beyond_the_encoding(latin1: Engine, worker_of: WorkerOf) -> None:
+    """It is kept as far as the database can, whichever driver finds out, and of a class that isn't made of it."""
+
+    class Dear(fq.DeadLetter):
+        def __init__(self) -> None:
+            super().__init__("é costs 3 €")
+
+    def body(message: fq.LeasedMessage[Any], _: object) -> object:
+        if message.payload == "raise":
+            raise Gone("3 €")
+        return Dear()
+
+    with Session(latin1) as session:
+        for kind in LISTENING:
+            ids = put(session, "acme", payload="raise", max_attempts=1) + put(session, "acme")
+            with worker_of(kind, body, engine={"url": latin1.url}):
+                wait_until(lambda: is_empty(session))
+            reasons = select(fq.DeadMessage.error).where(fq.DeadMessage.id.in_(ids)).order_by(fq.DeadMessage.id)
+            assert session.scalars(reasons).all() == ["Gone: 3 \\u20ac", "\\xe9 costs 3 \\u20ac"], kind
 
 
 @pytest.mark.parametrize("kind", ["plain session", "async session"])

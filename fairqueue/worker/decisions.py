@@ -50,11 +50,22 @@ class Decision(Exception):
     def statement(self, leases: list[Message]) -> Results:
         return complete(leases)
 
+    def in_ascii(self) -> Decision | None:
+        """The same, with whatever isn't ASCII escaped, for a database that has no such characters; None if it is."""
+        return None
+
 
 class _Reasoned(Decision):
     def __init__(self, reason: str | BaseException = "") -> None:
         super().__init__(reason)
         self.reason = error_text("reason", reason)
+
+    def in_ascii(self) -> Decision | None:
+        if self.reason.isascii():
+            return None
+        same = type(self).__new__(type(self))  # not copied: a class of the application's may be made of other things
+        vars(same).update(vars(self), reason=self.reason.encode("ascii", "backslashreplace").decode())
+        return same
 
 
 class Retry(_Reasoned):

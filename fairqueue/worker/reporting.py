@@ -45,11 +45,20 @@ class Reporter:
                     await self.send(group)
                 except Exception:  # noqa: BLE001 - one that can't be sent doesn't keep the others from it
                     for one in group:
-                        try:
-                            await self.send([one])
-                        except Exception:
-                            log.exception("%s can't be reported, and comes back when its lease is over", one[0])
-                            self.done(*one, None)
+                        await self.send_alone(*one)
+
+    async def send_alone(self, job: Job, decision: Decision) -> None:
+        try:
+            try:
+                await self.send([(job, decision)])
+            except Exception:
+                # In a database that isn't UTF-8 it may be the reason, which must not hide why the handler failed.
+                if (in_ascii := decision.in_ascii()) is None:
+                    raise
+                await self.send([(job, in_ascii)])
+        except Exception:
+            log.exception("%s can't be reported, and comes back when its lease is over", job)
+            self.done(job, decision, None)
 
     async def send(self, group: list[tuple[Job, Decision]]) -> None:
         """Report all that have the very same decision, which is one statement.
