@@ -16,6 +16,7 @@ from sqlalchemy.orm import DeclarativeBase, Session, sessionmaker
 
 import fairqueue as fq
 from fairqueue.worker import Handler
+from fairqueue.worker.sessions import check_pool
 from tests.acts import put, wait_until
 from tests.fixtures.workers import EngineOf, WorkerOf
 from tests.working import is_empty
@@ -148,7 +149,7 @@ def test_whose_pool_it_is(engine_of: EngineOf) -> None:
         app = fq.Worker(engine, concurrency=2, session=session)
         app.handler(handler)
         assert app.registered is not None
-        app._check_pool(app.registered)
+        check_pool(app, app.registered)
 
     check(small, lambda: Session(large))
     check(large, None)

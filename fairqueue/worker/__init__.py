@@ -83,6 +83,7 @@ from .database import CLOSING, backoff, in_a_line
 from .decisions import Cancel, DeadLetter, Decision, Defer, Retry, apply
 from .handlers import Errors, Handled, Handler
 from .running import Run
+from .sessions import bind_of, check_isolation, check_pool
 
 __all__ = [
     "Cancel",
@@ -229,7 +230,7 @@ class Worker:
             )
         if self._run is not None:
             raise FairqueueError(f"the worker of queue {self.queue!r} is running already")
-        self._check_pool(self.registered)
+        check_pool(self, self.registered)
         self._run = run = Run(self)
         begun = anyio.Event()
 
@@ -259,7 +260,7 @@ class Worker:
             try:
                 look = partial(run.database.insist, "look at the schema", self._verify)
                 await look(patience=1, until=run.stopping, lost=begin)
-                self._check_isolation(run.handler)
+                check_isolation(self, run.handler)
                 return
             except (SchemaVersionError, SQLAlchemyError) as error:
                 if not begun.is_set():
@@ -320,39 +321,6 @@ class Worker:
         self._run.database.look(session)
         verify(session.connection())
 
-    def _check_pool(self, handler: Handler) -> None:
-        """Too few connections would not only slow the handlers: heartbeats would wait too, and leases run out."""
-        factory = self.async_session if handler.is_async else self.session
-        # Not the engines: one with other execution options has the same pool.
-        if getattr(_bind(factory), "pool", None) is not self.engine.pool:
-            return  # handlers have connections of their own, or nobody knows
-        pool: Any = self.engine.pool
-        if not handler.takes_session or not hasattr(pool, "_max_overflow") or pool._max_overflow < 0:
-            return
-        needed, most = self.concurrency + 3, pool.size() + pool._max_overflow
-        if pool.size() > 0 and needed > most:
-            raise InvalidValue(
-                f"concurrency {self.concurrency} needs up to {needed} connections, but the engine's pool has {most}"
-                f" at most: create_engine(..., pool_size={needed}), or a lower concurrency"
-            )
-
-    def _check_isolation(self, handler: Handler) -> None:
-        """In such a transaction a message can't be completed that was changed after it began: by a heartbeat, say."""
-        bind = _bind(self.async_session if handler.is_async else self.session)
-        engine = getattr(bind, "sync_engine", bind)
-        if not handler.takes_session or not isinstance(engine, Engine):
-            return
-        found = getattr(engine.dialect, "default_isolation_level", None)  # None: it has not been connected yet
-        level = engine.get_execution_options().get("isolation_level", found)
-        if level in {"REPEATABLE READ", "SERIALIZABLE"}:
-            log.warning(
-                "%s has sessions that are %s, and fails when it is at work while its lease is extended, each %.1f s:"
-                " give it those of engine.execution_options(isolation_level='READ COMMITTED')",
-                handler.name,
-                level,
-                self.lease / 3,
-            )
-
 
 class _Started(TaskStatus[None]):
     def __init__(self) -> None:
@@ -394,15 +362,10 @@ async def _run_alone(worker: Worker, *, task_status: TaskStatus[None] = anyio.TA
     try:
         return await worker.run_async(task_status=task_status)
     finally:
-        for engine in {worker.engine, _bind(worker.async_session)}:
+        for engine in {worker.engine, bind_of(worker.async_session)}:
             if isinstance(engine, AsyncEngine):
                 with anyio.move_on_after(CLOSING, shield=True):
                     await engine.dispose()
-
-
-def _bind(factory: object) -> object:
-    """What a sessionmaker makes its sessions of; None for other factories, which don't tell."""
-    return getattr(factory, "kw", {}).get("bind")
 
 
 def _factory(field: str, given: T) -> T:

@@ -1,0 +1,59 @@
+"""What is looked at when a worker starts, of its handlers' sessions and of the connections that they share with it."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Engine
+
+from fairqueue.errors import InvalidValue
+
+from .handlers import Handler
+
+if TYPE_CHECKING:
+    from . import Worker
+
+__all__ = ["bind_of", "check_isolation", "check_pool"]
+
+log = logging.getLogger("fairqueue.worker")
+
+
+def check_pool(worker: Worker, handler: Handler) -> None:
+    """Too few connections would not only slow the handlers: heartbeats would wait too, and leases run out."""
+    factory = worker.async_session if handler.is_async else worker.session
+    # Not the engines: one with other execution options has the same pool.
+    if getattr(bind_of(factory), "pool", None) is not worker.engine.pool:
+        return  # handlers have connections of their own, or nobody knows
+    pool: Any = worker.engine.pool
+    if not handler.takes_session or not hasattr(pool, "_max_overflow") or pool._max_overflow < 0:
+        return
+    needed, most = worker.concurrency + 3, pool.size() + pool._max_overflow
+    if pool.size() > 0 and needed > most:
+        raise InvalidValue(
+            f"concurrency {worker.concurrency} needs up to {needed} connections, but the engine's pool has {most}"
+            f" at most: create_engine(..., pool_size={needed}), or a lower concurrency"
+        )
+
+
+def check_isolation(worker: Worker, handler: Handler) -> None:
+    """In such a transaction a message can't be completed that was changed after it began: by a heartbeat, say."""
+    bind = bind_of(worker.async_session if handler.is_async else worker.session)
+    engine = getattr(bind, "sync_engine", bind)
+    if not handler.takes_session or not isinstance(engine, Engine):
+        return
+    found = getattr(engine.dialect, "default_isolation_level", None)  # None: it has not been connected yet
+    level = engine.get_execution_options().get("isolation_level", found)
+    if level in {"REPEATABLE READ", "SERIALIZABLE"}:
+        log.warning(
+            "%s has sessions that are %s, and fails when it is at work while its lease is extended, each %.1f s:"
+            " give it those of engine.execution_options(isolation_level='READ COMMITTED')",
+            handler.name,
+            level,
+            worker.lease / 3,
+        )
+
+
+def bind_of(factory: object) -> object:
+    """What a sessionmaker makes its sessions of; None for other factories, which don't tell."""
+    return getattr(factory, "kw", {}).get("bind")
