@@ -124,8 +124,8 @@ def test_sessions_that_do_not_fit(engine_of: EngineOf) -> None:
     fq.Worker(async_engine, session=sessionmaker(engine)).handler(plain)
 
 
-def test_a_pool_that_is_too_small(session: Session, engine_of: EngineOf) -> None:
-    """Only where handlers have their sessions of it."""
+def test_a_pool_that_is_too_small(session: Session, engine_of: EngineOf, caplog: pytest.LogCaptureFixture) -> None:
+    """It is refused where handlers have their sessions of it; where they take none, they might open some."""
     small = engine_of("plain", pool_size=3, max_overflow=1)
     app = fq.Worker(small, concurrency=2)
     app.handler(lambda _, __: None)
@@ -135,10 +135,16 @@ def test_a_pool_that_is_too_small(session: Session, engine_of: EngineOf) -> None
     without.handler(lambda _: None)
     elsewhere = fq.Worker(small, concurrency=2, session=sessionmaker(engine_of("plain")))
     elsewhere.handler(lambda _, __: None)
-    for each in (without, elsewhere):
+    enough = fq.Worker(small, concurrency=1)
+    enough.handler(lambda _: None)
+    warning = "up to 5 connections are needed, and the pool has 4 at most"
+    for each in (enough, elsewhere, without):
+        assert warning not in caplog.text
         put(session, "acme")
         with each:
             wait_until(lambda: is_empty(session))
+    assert warning in caplog.text
+    assert "max_overflow=2)" in caplog.text
 
 
 def test_whose_pool_it_is(engine_of: EngineOf) -> None:

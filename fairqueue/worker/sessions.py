@@ -18,18 +18,32 @@ __all__ = ["bind_of", "check_isolation", "check_pool"]
 
 log = logging.getLogger("fairqueue.worker")
 
+#: Connections of the pool that the worker has for itself at a time: to dequeue, to report, to extend leases.
+_OWN = 3
+
 
 def check_pool(worker: Worker, handler: Handler) -> None:
     """Too few connections would not only slow the handlers: heartbeats would wait too, and leases run out."""
-    factory = worker.async_session if handler.is_async else worker.session
-    # Not the engines: one with other execution options has the same pool.
-    if getattr(bind_of(factory), "pool", None) is not worker.engine.pool:
-        return  # handlers have connections of their own, or nobody knows
     pool: Any = worker.engine.pool
-    if not handler.takes_session or not hasattr(pool, "_max_overflow") or pool._max_overflow < 0:
+    if not hasattr(pool, "_max_overflow") or pool._max_overflow < 0 or pool.size() == 0:
         return
-    needed, most = worker.concurrency + 3, pool.size() + pool._max_overflow
-    if pool.size() > 0 and needed > most:
+    needed, most = worker.concurrency + _OWN, pool.size() + pool._max_overflow
+    if needed <= most:
+        return
+    factory = worker.async_session if handler.is_async else worker.session
+    if not handler.takes_session:
+        log.warning(
+            "%s takes no session, but should it open some on the worker's engine, up to %d connections are needed, and"
+            " the pool has %d at most. Leases run out when heartbeats wait for one: create_engine(...,"
+            " max_overflow=%d), which costs nothing where they aren't used",
+            handler.name,
+            needed,
+            most,
+            needed - pool.size(),
+        )
+    # Not the engines: one with other execution options has the same pool. Else handlers have connections of their own,
+    # or nobody knows.
+    elif getattr(bind_of(factory), "pool", None) is pool:
         raise InvalidValue(
             f"concurrency {worker.concurrency} needs up to {needed} connections, but the engine's pool has {most}"
             f" at most: create_engine(..., pool_size={needed}), or a lower concurrency"
