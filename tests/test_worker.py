@@ -267,7 +267,7 @@ def test_engines_of_any_isolation_level(  # noqa: PLR0917
 ) -> None:
     """Dequeueing needs READ COMMITTED; the handlers keep what their engine, or the server, has.
 
-    In which they can't complete a message once its lease was extended: that is said.
+    In which they can't complete a message once its lease was extended, or aren't rolled back: that is said.
     """
     put(session, "acme", 3)
     seen = set()
@@ -286,6 +286,7 @@ def test_engines_of_any_isolation_level(  # noqa: PLR0917
     expected = {"AUTOCOMMIT": "read committed", None: "serializable"}.get(level, str(level).lower())
     assert seen == ({expected} if kind in WITH_SESSION else set())
     assert ("fails when it is at work while its lease is extended" in caplog.text) == (not seen <= {"read committed"})
+    assert ("leaves what it wrote when it fails" in caplog.text) == (level == "AUTOCOMMIT")
 
 
 @pytest.mark.parametrize("kind", ["plain", "async session", "asyncpg"])

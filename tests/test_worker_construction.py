@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine, create_engine, select
-from sqlalchemy.ext.asyncio import async_sessionmaker
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Session, sessionmaker
 
 import fairqueue as fq
@@ -50,6 +50,17 @@ def test_the_engine(session: Session, database_url: str) -> None:
     for engine in (database_url, session):
         with pytest.raises(fq.InvalidValue, match=r"^engine must be an Engine or an AsyncEngine, not (str|Session)$"):
             fq.Worker(engine)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("url", ["postgresql+asyncpg://x/y", "postgresql+psycopg_async://x/y"])
+def test_an_engine_that_cannot_be_awaited(url: str) -> None:
+    """It would only say that a greenlet is missing, again and again."""
+    with pytest.raises(
+        fq.InvalidValue, match=r"^engine is an Engine of the async driver .*: .* create_async_engine\(\)"
+    ):
+        fq.Worker(create_engine(url))
+    with pytest.raises(fq.InvalidValue, match=r"^engine is an Engine of the async driver"):
+        fq.Worker(create_async_engine(url).sync_engine)
 
 
 def test_another_database() -> None:

@@ -30,6 +30,15 @@ def group(*errors: BaseException) -> BaseException:
     return BaseExceptionGroup("of tasks", [*errors])
 
 
+def raised_for(cause: BaseException, decision: fq.Retry, *, implied: bool = False) -> fq.Retry:
+    """As ``raise decision from cause`` has it; or ``raise decision`` where the cause was caught."""
+    if implied:
+        decision.__context__ = cause
+    else:
+        decision.__cause__ = cause
+    return decision
+
+
 def fate(session: Session) -> str:
     """What became of the one message: how it ended, or what it waits for."""
     session.rollback()
@@ -95,6 +104,18 @@ ERRORS: dict[str, tuple[Callable[[], BaseException], str]] = {
     "exit": (lambda: SystemExit(2), "attempt 1, later True, state None: SystemExit: 2"),
     "base": (lambda: BaseException("rude"), "attempt 1, later True, state None: BaseException: rude"),
     "stop": (lambda: StopIteration(1), "attempt 1, later True, state None: "),
+    "retry of an error": (
+        lambda: raised_for(Gone("x"), fq.Retry(delay=3600)),
+        "attempt 1, later True, state None: Gone: x",
+    ),
+    "retry of a caught error": (
+        lambda: raised_for(Gone("x"), fq.Retry(delay=3600), implied=True),
+        "attempt 1, later True, state None: Gone: x",
+    ),
+    "retry with a reason of its own": (
+        lambda: raised_for(Gone("x"), fq.Retry("busy", delay=3600)),
+        "attempt 1, later True, state None: busy",
+    ),
     "wrong reason": (lambda: fq.Retry(5), "attempt 1, later True, state None: InvalidValue: reason must be"),  # type: ignore[arg-type]
     "wrong state": (lambda: fq.Defer(state=object()), "attempt 1, later True, state None: InvalidValue: state must be"),
     "cancelled": (asyncio.CancelledError, "attempt 1, later True, state None: "),

@@ -149,6 +149,11 @@ class Worker:
         if not isinstance(engine, Engine | AsyncEngine):
             raise InvalidValue(f"engine must be an Engine or an AsyncEngine, not {type(engine).__name__}")
         check_dialect(engine.dialect)
+        if isinstance(engine, Engine) and engine.dialect.is_async:
+            raise InvalidValue(
+                f"engine is an Engine of the async driver {engine.dialect.driver}: make it with create_async_engine(),"
+                " or with a URL of postgresql+psycopg://"
+            )
         self.engine = engine
         self.queue = check_name("queue", queue)
         self.concurrency = check_count("concurrency", concurrency, 1, 10_000)

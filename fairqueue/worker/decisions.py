@@ -50,6 +50,9 @@ class Decision(Exception):
     def statement(self, leases: list[Message]) -> Results:
         return complete(leases)
 
+    def explain(self, error: BaseException | None) -> None:
+        """Note what it was raised for, unless it says that itself."""
+
     def in_ascii(self) -> Decision | None:
         """The same, with whatever isn't ASCII escaped, for a database that has no such characters; None if it is."""
         return None
@@ -59,6 +62,10 @@ class _Reasoned(Decision):
     def __init__(self, reason: str | BaseException = "") -> None:
         super().__init__(reason)
         self.reason = error_text("reason", reason)
+
+    def explain(self, error: BaseException | None) -> None:
+        if error is not None and not self.reason:
+            self.reason = error_text("reason", error)
 
     def in_ascii(self) -> Decision | None:
         if self.reason.isascii():
@@ -71,7 +78,7 @@ class _Reasoned(Decision):
 class Retry(_Reasoned):
     """The work failed and is to be tried again, if attempts are left.
 
-    :param reason: kept with the message as its error.
+    :param reason: kept with the message as its error; the exception that it is raised for, unless given.
     :param delay: seconds or a timedelta; None: the backoff of the message or its queue.
     """
 

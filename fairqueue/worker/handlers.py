@@ -136,6 +136,7 @@ class Handler:
         while isinstance(cause, BaseExceptionGroup) and len(cause.exceptions) == 1:
             (cause,) = cause.exceptions
         if isinstance(cause, Decision):
+            cause.explain(cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__))
             return Handled(cause)
         decision: Decision
         expected = False

@@ -21,6 +21,14 @@ log = logging.getLogger("fairqueue.worker")
 #: Connections of the pool that the worker has for itself at a time: to dequeue, to report, to extend leases.
 _OWN = 3
 
+# In such a transaction a message can't be completed that was changed after it began.
+_SERIAL = "fails when it is at work while its lease is extended, each {:.1f} s"
+_CONSEQUENCES = {
+    "AUTOCOMMIT": "leaves what it wrote when it fails",
+    "REPEATABLE READ": _SERIAL,
+    "SERIALIZABLE": _SERIAL,
+}
+
 
 def check_pool(worker: Worker, handler: Handler) -> None:
     """Too few connections would not only slow the handlers: heartbeats would wait too, and leases run out."""
@@ -51,20 +59,22 @@ def check_pool(worker: Worker, handler: Handler) -> None:
 
 
 def check_isolation(worker: Worker, handler: Handler) -> None:
-    """In such a transaction a message can't be completed that was changed after it began: by a heartbeat, say."""
+    """Say so where handlers and their messages can't go together: all else works, so nothing is refused."""
     bind = bind_of(worker.async_session if handler.is_async else worker.session)
     engine = getattr(bind, "sync_engine", bind)
     if not handler.takes_session or not isinstance(engine, Engine):
         return
-    found = getattr(engine.dialect, "default_isolation_level", None)  # None: it has not been connected yet
+    dialect = engine.dialect
+    # What create_engine() was given, and what the server has: None before it is connected.
+    found = getattr(dialect, "_on_connect_isolation_level", None) or getattr(dialect, "default_isolation_level", None)
     level = engine.get_execution_options().get("isolation_level", found)
-    if level in {"REPEATABLE READ", "SERIALIZABLE"}:
+    if level in _CONSEQUENCES:
         log.warning(
-            "%s has sessions that are %s, and fails when it is at work while its lease is extended, each %.1f s:"
+            "%s has sessions that are %s, and %s:"
             " give it those of engine.execution_options(isolation_level='READ COMMITTED')",
             handler.name,
             level,
-            worker.lease / 3,
+            _CONSEQUENCES[level].format(worker.lease / 3),
         )
 
 
