@@ -223,11 +223,11 @@ def _ratios(
         where = {**case, varied: number}
         for name, values in rates.items():
             yield value_record(figure, name, where, values, "1/s")
-        for mine in ours:
+        for mine in (name for name in ours if name in rates):
             over = f"{figure}, over the peer" if mine == ours[0] else f"{figure} by {mine}, over the peer"
             # Without history only beside those that keep nothing either.
             others = [name for name in rates if name not in ours and (systems[mine].keeps or not systems[name].keeps)]
-            for name in others if mine in rates else ():
+            for name in others:
                 wanted = _wanted(systems[name], best[name] == number)
                 yield ratio_record(over, mine, where, rates[mine], "1/s", reference=name, of=rates[name], wanted=wanted)
 

@@ -7,7 +7,8 @@
 -- Locks: the lanes of the queue; its leases, as far as nobody else holds them (scheduler_recount).
 --
 -- Returns what is to be written to rotation (lease_floor by queue_repair alone), and whether a lane has a limit whose
--- leases nobody counted, because it was committed meanwhile (scheduler_activate). Takes time in proportion to the number of lanes and leases.
+-- leases nobody counted, because it was committed meanwhile (scheduler_activate). Takes time in proportion to the number
+-- of lanes and leases.
 CREATE FUNCTION scheduler_rebuild(
     queue text, turn bigint, vtime bigint, now_ms bigint, thorough boolean, INOUT activations bigint,
     OUT due_floor bigint, OUT lease_floor timestamptz, OUT max_concurrency integer, OUT paused_until bigint,
