@@ -397,3 +397,25 @@ def test_nor_does_who_serves_a_plan(raw: Raw, database_url: str) -> None:
     assert any("WITH next AS" in statement.query for statement in statements)
     read = [(statement.rows_of("message"), statement.query[:200]) for statement in statements]
     assert not [(rows, query) for rows, query in read if rows > 15_000]
+
+
+@pytest.mark.parametrize("queue", ["", "'default'"])
+def test_a_check_looks_at_each_channel_once(queue: str, raw: Raw, database_url: str) -> None:
+    """While its signals wait, and when they are lanes; also in a session that has checked often, and keeps a plan."""
+    connection = raw(database_url)
+    connection.autocommit = True
+    without_autovacuum(connection)
+    connection.execute(
+        "INSERT INTO fairqueue.message (channel) SELECT 'c' || g FROM generate_series(1, 500) g, generate_series(1, 40)"
+    )
+    watched = Watched(raw(database_url))
+    for _ in range(2):
+        for _ in range(6):
+            statements = watched.run(f"SELECT * FROM fairqueue.queue_check({queue})")
+        (check,) = [statement for statement in statements if "WITH RECURSIVE" in statement.query]
+        in_vain = [node["Actual Loops"] * node.get("Rows Removed by Join Filter", 0) for node in check.nodes]
+        pages = sum(check.nodes[0][f"Shared {kind} Blocks"] for kind in ("Hit", "Read"))
+        assert sum(in_vain) <= 5000
+        assert pages <= 10_000
+        while count(connection, "SELECT count(*) FROM fairqueue.signal"):
+            leases(connection, 10)

@@ -8,6 +8,12 @@ RETURNS TABLE (queue text, channel text, problem text, expected text, found text
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path FROM CURRENT
 SET jit = off
+-- Joins by queue and channel, not each channel with each other one, however few the planner takes them for; and channels
+-- one after the other by their index.
+SET plan_cache_mode = force_custom_plan
+SET enable_bitmapscan = off
+SET enable_mergejoin = off
+SET enable_nestloop = off
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -63,8 +69,9 @@ BEGIN
         SELECT n.* FROM walk w CROSS JOIN LATERAL (
             SELECT m.queue, m.channel, m.dequeue_at, m.id FROM message m
             WHERE m.leased_until IS NULL AND (m.queue, m.channel) > (w.queue, w.channel)
-                AND (v_queue IS NULL OR m.queue = v_queue)
             ORDER BY m.queue, m.channel, m.dequeue_at, m.id LIMIT 1) n
+        -- Outside: with it as one of its conditions, a scan of the index would begin with the queue each time.
+        WHERE v_queue IS NULL OR n.queue = v_queue
     -- And what is behind the planned messages of a lane that is idle.
     ), firsts AS (
         SELECT w.* FROM walk w
@@ -88,9 +95,11 @@ BEGIN
             SELECT FROM lanes l WHERE l.queue = w.queue AND l.channel = w.channel AND l.due IS NOT NULL
                 AND (l.head_at, l.head_id) <= (w.dequeue_at, w.id))
         AND NOT EXISTS (SELECT FROM planned p WHERE p.queue = w.queue AND p.id = w.id AND NOT p.is_taken)
+        -- Two questions: as one, with OR, each channel would be compared with each signal.
+        AND NOT EXISTS (SELECT FROM signals s WHERE s.queue = w.queue AND s.channel IS NULL)
         AND NOT EXISTS (
-            SELECT FROM signals s WHERE s.queue = w.queue
-                AND (s.channel IS NULL OR (s.channel = w.channel AND (s.dequeue_at, s.message_id) <= (w.dequeue_at, w.id))))
+            SELECT FROM signals s WHERE s.queue = w.queue AND s.channel = w.channel
+                AND (s.dequeue_at, s.message_id) <= (w.dequeue_at, w.id))
     UNION ALL
     SELECT p.queue, p.channel, 'a planned message that its lane is not behind', format('(%s, %s)', p.tag, p.since),
         (SELECT format('(%s, %s)', l.tag, l.since) FROM lanes l WHERE l.queue = p.queue AND l.channel = p.channel LIMIT 1)
