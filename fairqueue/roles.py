@@ -24,6 +24,8 @@ pipeline   enqueue in bulk through staging tables, read all tables, follow the h
 A role may be granted several kinds. The functions run with the rights of the schema's owner and a fixed search_path.
 
 Limitations: the role has to exist. A later version of the schema may have more functions: grant again after an upgrade.
+And after a restore without rights (``--no-acl``), which leaves roles none, and lets PUBLIC call the queue's functions:
+whoever may use the schema could do everything. The first grant takes that back.
 A producer may enqueue in any queue and channel. Whoever may enqueue can learn, by a key that is refused, that a message
 with this key is live.
 """
@@ -35,7 +37,7 @@ from typing import Literal
 from sqlalchemy import Connection, text
 
 from .errors import FairqueueError, InvalidValue
-from .schema import DEFAULT_SCHEMA, VERSION_FUNCTION, check_schema_name, chosen, quote, run
+from .schema import DEFAULT_SCHEMA, VERSION_FUNCTION, check_schema_name, chosen, close_sql, quote, run
 
 __all__ = ["KINDS", "Kind", "grant", "grant_sql", "revoke", "revoke_sql"]
 
@@ -124,7 +126,7 @@ def grant_sql(role: str, kind: Kind, schema: str = DEFAULT_SCHEMA) -> list[str]:
     check_schema_name(schema)
     place, grantee = quote(schema), _role(role)
     rights = (*_BASIC, *_RIGHTS[kind])
-    return [f"GRANT {right.format(place)} TO {grantee}" for right in rights]
+    return [close_sql(schema), *(f"GRANT {right.format(place)} TO {grantee}" for right in rights)]
 
 
 def revoke_sql(role: str, schema: str = DEFAULT_SCHEMA) -> list[str]:

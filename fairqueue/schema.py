@@ -105,11 +105,7 @@ def quote(name: str) -> str:
 
 def install_sql(schema: str = DEFAULT_SCHEMA) -> list[str]:
     """The statements that install the current version into ``schema``, creating it where there is none."""
-    folders = sorted((_SQL / "head").iterdir(), key=lambda folder: folder.name)
-    scripts = [
-        file.read_text("utf-8") for folder in folders for file in sorted(folder.iterdir(), key=lambda file: file.name)
-    ]
-    return [*_create_schema(schema), *_within(schema, scripts)]
+    return [*_create_schema(schema), *_within(schema, _head())]
 
 
 def upgrade_sql(schema: str, start: int, end: int) -> list[str]:
@@ -252,6 +248,27 @@ def check_apart(connection: Connection, schema: str) -> None:
 def run(connection: Connection, statement: str) -> CursorResult[Any]:
     """Send a statement as it stands: neither a colon nor a percent sign in it is a parameter."""
     return connection.execute(text(statement.replace(":", r"\:")))
+
+
+def close_sql(schema: str) -> str:
+    """The statement that takes from PUBLIC what a restore without rights (``--no-acl``) has given it.
+
+    Functions are everybody's unless somebody says otherwise, and the queue's run with the rights of their owner.
+    """
+    names = re.findall(r"^REVOKE EXECUTE ON FUNCTION (\w+) FROM PUBLIC;", "\n".join(_head()), re.MULTILINE)
+    return (
+        "DO $fq$ DECLARE f regprocedure; BEGIN FOR f IN SELECT p.oid FROM pg_catalog.pg_proc p"
+        f" WHERE p.pronamespace = {_oid(schema)} AND p.proname = ANY ('{{{','.join(names)}}}')"
+        " AND has_function_privilege('public', p.oid, 'EXECUTE')"
+        " LOOP EXECUTE format('REVOKE EXECUTE ON FUNCTION %s FROM PUBLIC', f); END LOOP; END $fq$"
+    )
+
+
+def _head() -> list[str]:
+    folders = sorted((_SQL / "head").iterdir(), key=lambda folder: folder.name)
+    return [
+        file.read_text("utf-8") for folder in folders for file in sorted(folder.iterdir(), key=lambda file: file.name)
+    ]
 
 
 def _step(version: int, direction: str) -> str:

@@ -325,6 +325,20 @@ def test_where_no_function_is_for_everybody(empty: Engine, raw: Raw, empty_datab
     granted.drop()
 
 
+def test_after_a_restore_without_rights(granted: Roles, engine: Engine) -> None:
+    """pg_restore --no-acl: whoever may use the schema may call every function, until somebody is granted something."""
+    with engine.begin() as connection:
+        place = schema.quote(granted.place)
+        schema.run(connection, f"GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {place} TO PUBLIC")
+        schema.run(connection, f"CREATE FUNCTION {place}.theirs() RETURNS integer SECURITY DEFINER RETURN 1")
+    assert ("message_dequeue", "done") in outcomes(granted, "producer")
+    with engine.begin() as connection:
+        roles.grant(connection, granted.name("producer"), "producer", granted.place)
+    done = {act for act, told in outcomes(granted, "producer") if told == "done"}
+    assert done == {act for act, (kinds, _) in ACTS.items() if "producer" in kinds}
+    assert value(granted.become("producer"), f"SELECT {place}.theirs()") == 1
+
+
 def test_days_of_history_to_come(granted: Roles) -> None:
     """Who reads history reads them by name, too, as PySpark does."""
     place = Identifier(granted.place)
