@@ -213,3 +213,11 @@ def test_the_default_schema_is_refused(tmp_path: Path, empty_database_url: str) 
     host = Host(tmp_path, empty_database_url, 'fairqueue.attach(metadata, schema="public")\n')
     with pytest.raises(InvalidValue, match="schema 'public', this connection's default one"):
         host.check()
+
+
+@pytest.mark.parametrize("settings", ["", SCHEMAS, OUR_MODELS_TOO])
+def test_a_table_in_the_schema_of_the_queue_is_refused(tmp_path: Path, empty_database_url: str, settings: str) -> None:
+    """It would be taken for one of ours, and left out in silence; `alembic check` would be content."""
+    models = 'metadata = sa.MetaData(schema="fairqueue")\nsa.Table("invoice", metadata)\n' + ATTACHED
+    with pytest.raises(InvalidValue, match=r"table 'fairqueue\.invoice' .* would never be created.* schema of its own"):
+        Host(tmp_path, empty_database_url, models, settings).autogenerate()

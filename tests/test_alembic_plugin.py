@@ -29,6 +29,19 @@ import fairqueue
 assert "alembic" not in sys.modules
 """
 
+COMPARE = """
+import fairqueue
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import MetaData, NullPool, create_engine
+
+metadata = MetaData()
+fairqueue.attach(metadata)
+options = {{"include_schemas": True, "autogenerate_plugins": ["alembic.autogenerate.*", "fairqueue"]}}
+with create_engine({url!r}, poolclass=NullPool).connect() as connection:
+    assert not compare_metadata(MigrationContext.configure(connection, opts=options), metadata)
+"""
+
 
 FIRST = [
     "alembic",
@@ -55,6 +68,11 @@ def test_import_order(first: str) -> None:
 def test_the_core_does_without_alembic() -> None:
     """Programs that only enqueue or work don't pay for importing it."""
     assert not output(WITHOUT)
+
+
+def test_types_of_ours_are_known(database_url: str) -> None:
+    """With include_schemas=True Alembic reads our tables; also where the application uses none of our models."""
+    assert not output(COMPARE.format(url=database_url))
 
 
 def test_older_alembic() -> None:

@@ -35,9 +35,9 @@ tables and functions, ``alembic check`` reports ``('upgrade_fairqueue', 1, 2, 'f
 revision goes on doing what it did, whatever release runs it.
 
 **Another schema**, or several: ``fairqueue.attach(Base.metadata, schema="My Q")`` is written as
-``op.create_fairqueue(1, schema='My Q')``. The schema should be fairqueue's alone, since autogenerate leaves
-everything in it to fairqueue: a table of yours there would never be created. A foreign key to a message there
-has to name that schema, by a table that stands for it and is in no metadata of yours::
+``op.create_fairqueue(1, schema='My Q')``. The schema has to be fairqueue's alone: autogenerate leaves everything
+in it to fairqueue, and refuses a table of yours there, which would never be created. A foreign key to a message
+there has to name that schema, by a table that stands for it and is in no metadata of yours::
 
     messages = Table("message", MetaData(), Column("id", BigInteger, primary_key=True), schema="My Q")
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from alembic.util import DispatchPriority, PriorityDispatchResult
 from sqlalchemy import MetaData
 
+from fairqueue.errors import InvalidValue
 from fairqueue.installation import Installation
 from fairqueue.installation import installations as attached
 from fairqueue.schema import check_apart, installed_version, mismatch
@@ -55,6 +56,7 @@ def compare(context: AutogenContext, upgrade_ops: UpgradeOps) -> PriorityDispatc
     assert context.connection is not None  # autogenerate always has one
     for installation in installations(context.metadata).values():
         check_apart(context.connection, installation.schema)
+        _check_no_table_of_theirs(context, installation.schema)
         if not installation.manage:
             continue
         found = installed_version(context.connection, installation.schema)
@@ -74,6 +76,20 @@ def prune(context: AutogenContext, upgrade_ops: UpgradeOps) -> PriorityDispatchR
     ours = installations(context.metadata)
     upgrade_ops.ops[:] = [op for op in upgrade_ops.ops if isinstance(op, FairqueueOp) or _schema(op) not in ours]
     return PriorityDispatchResult.CONTINUE
+
+
+def _check_no_table_of_theirs(context: AutogenContext, schema: str) -> None:
+    """Raise :class:`InvalidValue` for a table that would never be created: see :func:`prune`."""
+    # Now that Alembic is loaded; and before it looks at the database, where there are types that it learns here.
+    from fairqueue.models import Base
+
+    ours = {table.name for table in Base.metadata.tables.values()}
+    for table in context.sorted_tables:
+        if table.schema == schema and table.name not in ours:
+            raise InvalidValue(
+                f"table {table.fullname!r} is in the schema that fairqueue is attached to, and would never be created:"
+                " autogenerate leaves all in there to fairqueue; give the queue a schema of its own"
+            )
 
 
 def _schema(op: Any) -> str | None:
