@@ -90,6 +90,17 @@ _IS_DEFAULT = text("""
     WHERE e.name = :schema OR to_regnamespace(quote_ident(e.name)) IS NOT NULL
     ORDER BY e.nth LIMIT 1""")
 
+# Where the functions of :schema look for tables, if that is another schema. A restored dump quotes in the server's way.
+_OTHER_PATH = text("""
+    SELECT substr(c.setting, 13)
+    FROM pg_catalog.pg_proc p
+    JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
+    CROSS JOIN LATERAL unnest(p.proconfig) AS c (setting)
+    WHERE n.nspname = :schema AND p.proname = 'message_dequeue' AND starts_with(c.setting, 'search_path=')
+        AND NOT starts_with(c.setting, 'search_path=' || quote_ident(n.nspname) || ',')
+        AND NOT starts_with(c.setting, 'search_path=' || :quoted || ',')
+    LIMIT 1""")
+
 
 # The revision may be there, and not have been run.
 _MIGRATE = "run the application's migrations (alembic upgrade head), or write a revision with"
@@ -162,7 +173,16 @@ def installed_version(connection: Connection, schema: str | None = None) -> int:
 
 
 def works_with(connection: Connection, schema: str, found: int) -> bool:
-    """Whether this library does with the installed version: its own, or a later one that still serves it."""
+    """Whether this library does with the installed version: its own, or a later one that still serves it.
+
+    Raises :class:`SchemaVersionError` where it would with neither, as the schema was renamed.
+    """
+    path = connection.scalar(_OTHER_PATH, {"schema": schema, "quoted": quote(schema)})
+    if path is not None:
+        raise SchemaVersionError(
+            f"schema {schema!r} was renamed, its functions still look for tables in {path.removesuffix(', pg_temp')}:"
+            " rename it back, or tell them by what docs/operations.md says of renaming"
+        )
     if found <= HEAD:
         return found == HEAD
     oldest: int = run(connection, f"SELECT {quote(schema)}.schema_serves()").scalar_one()

@@ -27,6 +27,7 @@ import fairqueue as fq
 from fairqueue import schedule
 from fairqueue.cli.program import program
 from fairqueue.testing import drain
+from tests.fixtures.connections import Raw
 from tests.fixtures.postgres import libpq
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -179,6 +180,31 @@ def test_operations_page(database_url: str, session: Session) -> None:
         ).fetchall()
     assert (left, kept) == ([("globex",)], [])
     assert fq.check(session) == []
+
+
+@pytest.mark.parametrize("already", [False, True])
+def test_renaming_the_schema(engine: Engine, raw: Raw, database_url: str, already: bool) -> None:
+    """Functions that look in the schema of before find nothing, or another queue; so that is noticed."""
+    page = (ROOT / "docs" / "operations.md").read_text("utf-8")
+    ((_, renaming),) = blocks(page, "plpgsql")
+    owner = raw(database_url)
+    if already:
+        rename = "ALTER SCHEMA fairqueue RENAME TO jobs;"
+        owner.execute(rename)
+        owner.commit()
+        renaming = renaming.replace(rename, "")
+        with engine.connect() as connection, pytest.raises(fq.SchemaVersionError) as error:
+            fq.verify(connection, "jobs")
+        assert "schema 'jobs' was renamed, its functions still look for tables in fairqueue: rename" in str(error.value)
+    owner.execute(renaming.encode())
+    with Session(engine.execution_options(**fq.in_schema("jobs"))) as session:
+        fq.verify(session.connection())
+        fq.enqueue(session, "acme", key="k")
+        session.commit()
+        leased = session.scalars(fq.dequeue()).all()
+        assert session.execute(fq.complete(leased)).one().result == "completed"
+        session.commit()
+        assert fq.check(session) == []
 
 
 @pytest.mark.filterwarnings("ignore:Using `httpx`")

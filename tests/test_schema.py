@@ -24,7 +24,7 @@ from tests.catalog import dump, snapshot, sql_files
 from tests.fixtures.connections import Raw
 from tests.observing import observer, value
 
-STRANGE = ["My Q", '50%: "q" %s', "it's :a", "$$ $1", "ü" * 31, "select", "a.b", "x\\y", "new\nline"]
+STRANGE = ["My Q", "a$b", '50%: "q" %s', "it's :a", "$$ $1", "ü" * 31, "select", "a.b", "x\\y", "new\nline"]
 
 
 def run(engine: Engine, statements: list[str]) -> None:
