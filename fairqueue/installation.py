@@ -59,6 +59,7 @@ def attach(metadata: MetaData, schema: str = _schema.DEFAULT_SCHEMA, *, manage: 
 
     def install(target: MetaData, connection: Connection, **_: Any) -> None:
         if known[schema].manage:
+            _check_no_mock(connection)
             _schema.check_dialect(connection.dialect)
             if any(table.schema is None for table in target.tables.values()):
                 _schema.check_apart(connection, schema)
@@ -66,10 +67,19 @@ def attach(metadata: MetaData, schema: str = _schema.DEFAULT_SCHEMA, *, manage: 
 
     def uninstall(target: MetaData, connection: Connection, **of_event: Any) -> None:
         if known[schema].manage and _drops_all(target, of_event.get("_ddl_runner")):
+            _check_no_mock(connection)
             _schema.uninstall(connection, schema)
 
     event.listen(metadata, "before_create", install)
     event.listen(metadata, "after_drop", uninstall)
+
+
+def _check_no_mock(connection: object) -> None:
+    if not isinstance(connection, Connection):
+        raise InvalidValue(
+            f"engine must have a database, not be one of a {type(connection).__name__}: what installs the queue is"
+            " fairqueue.schema.install_sql(); say fairqueue.attach(metadata, manage=False) to print your own tables"
+        )
 
 
 def _drops_all(metadata: MetaData, dropper: Any) -> bool:

@@ -13,7 +13,20 @@ from inspect import signature as inspect_signature
 from typing import Any
 
 import pytest
-from sqlalchemy import Column, Engine, ForeignKey, Integer, MetaData, Table, event, inspect, make_url, select, text
+from sqlalchemy import (
+    Column,
+    Engine,
+    ForeignKey,
+    Integer,
+    MetaData,
+    Table,
+    create_mock_engine,
+    event,
+    inspect,
+    make_url,
+    select,
+    text,
+)
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, relationship
@@ -214,6 +227,21 @@ class TestHostModels:
         fq.attach(metadata, manage=True)
         metadata.drop_all(empty)
         assert snapshot(watching) == before
+
+    def test_printing_the_tables(self) -> None:
+        """As SQLAlchemy's manual does it: there is no database to look into whether the queue is there."""
+        metadata = MetaData()
+        Table("invoice", metadata, Column("id", Integer))
+        printed: list[str] = []
+        engine = create_mock_engine("postgresql+psycopg://", lambda statement, *_: printed.append(str(statement)))
+        fq.attach(metadata)
+        for act in (metadata.create_all, metadata.drop_all):
+            with pytest.raises(fq.InvalidValue, match=r"not be one of a MockConnection: .*install_sql.*manage=False"):
+                act(engine, checkfirst=False)
+        fq.attach(metadata, manage=False)
+        printed.clear()
+        metadata.create_all(engine, checkfirst=False)
+        assert ["CREATE TABLE invoice" in statement for statement in printed] == [True]
 
     def test_own_metadata_refuses(self, empty: Engine) -> None:
         """Tables alone, without functions and triggers, would take messages and never serve them."""
