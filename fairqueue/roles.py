@@ -37,7 +37,7 @@ from typing import Literal
 from sqlalchemy import Connection, text
 
 from .errors import FairqueueError, InvalidValue
-from .schema import DEFAULT_SCHEMA, VERSION_FUNCTION, check_schema_name, chosen, close_sql, quote, run
+from .schema import DEFAULT_SCHEMA, VERSION_FUNCTION, check_schema_name, chosen, close_sql, lock_sql, quote, run
 
 __all__ = ["KINDS", "Kind", "grant", "grant_sql", "revoke", "revoke_sql"]
 
@@ -126,7 +126,7 @@ def grant_sql(role: str, kind: Kind, schema: str = DEFAULT_SCHEMA) -> list[str]:
     check_schema_name(schema)
     place, grantee = quote(schema), _role(role)
     rights = (*_BASIC, *_RIGHTS[kind])
-    return [close_sql(schema), *(f"GRANT {right.format(place)} TO {grantee}" for right in rights)]
+    return [lock_sql(schema), close_sql(schema), *(f"GRANT {right.format(place)} TO {grantee}" for right in rights)]
 
 
 def revoke_sql(role: str, schema: str = DEFAULT_SCHEMA) -> list[str]:
@@ -134,6 +134,7 @@ def revoke_sql(role: str, schema: str = DEFAULT_SCHEMA) -> list[str]:
     check_schema_name(schema)
     place, grantee = quote(schema), _role(role)
     return [
+        lock_sql(schema),
         f"REVOKE ALL ON ALL TABLES IN SCHEMA {place} FROM {grantee}",
         f"REVOKE ALL ON ALL FUNCTIONS IN SCHEMA {place} FROM {grantee}",
         f"REVOKE ALL ON SCHEMA {place} FROM {grantee}",

@@ -1,6 +1,7 @@
 """Each role can do its whole job, and not one thing more."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg
@@ -14,8 +15,9 @@ from sqlalchemy.orm import Session
 import fairqueue as fq
 from fairqueue import roles, schema
 from fairqueue.status import status
+from tests.acts import wait_until
 from tests.fixtures.connections import Raw
-from tests.observing import observer, rows, value
+from tests.observing import observer, rows, value, waits_for_a_lock
 
 NOBODY = "nobody"
 STRANGE = 'My "Q"; DROP TABLE x --'
@@ -491,3 +493,23 @@ class TestBadInput:
             roles.grant(connection, connection.scalar(text("SELECT current_user")) or "", "observer")
             connection.rollback()
         assert value(watching, acl) == before
+
+
+@pytest.mark.parametrize("second", ["grant", "revoke"])
+def test_two_at_once(granted: Roles, engine: Engine, raw: Raw, database_url: str, second: str) -> None:
+    """The rights of an object are one row, of which PostgreSQL says that somebody else has changed it: one waits."""
+    role = granted.name("observer")
+    statements = {
+        "grant": roles.grant_sql(role, "worker", granted.place),
+        "revoke": roles.revoke_sql(role, granted.place),
+    }[second]
+    two, watching = raw(database_url), observer(raw, database_url)
+    with ThreadPoolExecutor(1) as pool, engine.connect() as connection:
+        roles.grant(connection, granted.name("producer"), "worker", granted.place)
+        future = pool.submit(lambda: [two.execute(statement.encode()) for statement in statements])
+        wait_until(lambda: waits_for_a_lock(watching, two))
+        connection.commit()
+        future.result()
+    two.commit()
+    done = {act for act, told in outcomes(granted, "observer") if told == "done"}
+    assert done == {act for act, (kinds, _) in ACTS.items() if {"observer", "worker"} & kinds and second == "grant"}
