@@ -87,18 +87,30 @@ _OWNER = text(
     f" {VERSION_FUNCTION}"
 )
 
+# Who may create functions among those of the queue can have these call them, as their owner.
+_MAY_CREATE = text(
+    "SELECT has_schema_privilege(CAST(:role AS name), CAST(:schema AS text), 'CREATE')"
+    " AND NOT pg_has_role(CAST(:role AS name), CAST(:owner AS name), 'MEMBER')"
+)
+
 
 def grant(connection: Connection, role: str, kind: Kind, schema: str | None = None) -> None:
     """Let ``role`` do what its kind does, from the end of the caller's transaction on; again changes nothing.
 
     Raises :class:`FairqueueError` unless the caller is the owner of the queue, or a member of that role: PostgreSQL
-    answers a right that one has but may not give with no more than a warning.
+    answers a right that one has but may not give with no more than a warning. And where the role may create objects in
+    the schema, by which it could do everything.
 
     :param schema: that of the connection (:func:`fairqueue.in_schema`) unless given.
     """
     schema = chosen(connection, schema)
     statements = grant_sql(role, kind, schema)
-    _owner(connection, schema)
+    owner = _owner(connection, schema)
+    if owner and connection.scalar(_MAY_CREATE, {"role": role, "schema": schema, "owner": owner}):
+        raise FairqueueError(
+            f"role {role!r} may create objects in schema {schema!r}, which the queue's functions would run with their"
+            f" owner's rights: REVOKE CREATE ON SCHEMA {quote(schema)} from it, and from PUBLIC, before"
+        )
     for statement in statements:
         run(connection, statement)
 

@@ -450,6 +450,19 @@ class TestOwner:
                 roles.revoke(connection, granted.name("worker"), granted.place)
         operator.dispose()
 
+    @pytest.mark.parametrize("whom", ["producer", None])
+    def test_who_may_create_functions_could_have_them_run(
+        self, granted: Roles, engine: Engine, whom: str | None
+    ) -> None:
+        """They would be taken for those that ours call, and run with the rights of the owner."""
+        role = SQL("PUBLIC") if whom is None else Identifier(granted.name(whom))
+        granted.owner.execute(SQL("GRANT CREATE ON SCHEMA {} TO {}").format(Identifier(granted.place), role))
+        with engine.connect() as connection, pytest.raises(fq.FairqueueError, match=r"may create objects in schema .*"):
+            roles.grant(connection, granted.name("producer"), "producer", granted.place)
+        granted.owner.execute(SQL("REVOKE CREATE ON SCHEMA {} FROM {}").format(Identifier(granted.place), role))
+        with engine.begin() as connection:
+            roles.grant(connection, granted.name("producer"), "producer", granted.place)
+
     def test_it_keeps_its_own(self, engine: Engine) -> None:
         """The functions run with them."""
         with engine.connect() as connection:
