@@ -236,6 +236,17 @@ class TestHeartbeat:
         working.commit()
         assert end(beating, "heartbeat", pairs(batch)) == ["not_found", "extended"]
 
+    @pytest.mark.parametrize("turn", [1, -1])
+    def test_two_attempts_of_a_message(self, engine: Engine, session: Session, turn: int) -> None:
+        """As a worker has them that leased a message again after its lease ran out: the first handler has to stop."""
+        enqueue(engine)
+        [first] = lease(engine)
+        session.execute(fq.fail(first, delay=0))
+        session.commit()
+        [second] = lease(engine)
+        expected = [(first.id, "stale"), (first.id, "extended")]
+        assert results(session, fq.heartbeat([first, second][::turn])) == expected[::turn]
+
 
 class TestRaces:
     def test_overlapping_batches_in_opposite_order(self, engine: Engine, raw: Raw, database_url: str) -> None:

@@ -18,6 +18,7 @@ SET enable_mergejoin = off
 AS $$
 #variable_conflict use_column
 DECLARE
+    -- Places in the lists, as a message may be there by two attempts, of which one is over.
     v_known bigint[];
     v_done bigint[];
     v_attempts integer[];
@@ -26,7 +27,7 @@ BEGIN
     WITH lease AS MATERIALIZED (
         SELECT * FROM lease_list(ids, attempts)
     ), known AS MATERIALIZED (
-        SELECT m.id
+        SELECT l.n
         FROM lease l JOIN message m ON m.id BETWEEN l.id AND l.id
         WHERE m.attempt = l.attempt AND is_leased(m.leased_until)
     ), held AS MATERIALIZED (
@@ -41,13 +42,13 @@ BEGIN
         WHERE m.id BETWEEN h.id AND h.id
         RETURNING m.id, m.attempt
     )
-    SELECT (SELECT array_agg(k.id) FROM known k), array_agg(d.id), array_agg(d.attempt)
+    SELECT (SELECT array_agg(k.n) FROM known k), array_agg(d.id), array_agg(d.attempt)
     INTO v_known, v_done, v_attempts
     FROM done d;
 
     RETURN QUERY
-    SELECT r.id, CASE WHEN r.result = 'stale' AND r.id = ANY (v_known) THEN 'busy' ELSE r.result END
-    FROM lease_results(ids, attempts, v_done, v_attempts, 'extended') r;
+    SELECT r.id, CASE WHEN r.result = 'stale' AND r.n = ANY (v_known) THEN 'busy' ELSE r.result END
+    FROM lease_results(ids, attempts, v_done, v_attempts, 'extended') WITH ORDINALITY AS r (id, result, n);
 END
 $$;
 
