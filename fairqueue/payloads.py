@@ -256,7 +256,8 @@ def _converters(payload_type: Any) -> tuple[Callable[[Any], Any], Callable[[Any]
 
     def build(data: Any) -> Any:
         # From JSON text, not from the data: strict types, and those with a form for JSON only, tell the difference.
-        return adapter.validate_json(json.dumps(data), by_alias=True, by_name=True)
+        # The engine's json_deserializer may have made Decimals of its numbers.
+        return adapter.validate_json(json.dumps(data, default=float), by_alias=True, by_name=True)
 
     def dump(value: Any) -> Any:
         try:

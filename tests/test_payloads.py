@@ -1,19 +1,21 @@
 """Typed payloads: JSON by default, or bytes, a dataclass, whatever Pydantic knows."""
 
 import itertools
+import json
 import pickle
 import sys
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from enum import Enum
+from functools import partial
 from typing import Any, Generic, TypeVar
 from uuid import UUID
 
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, Json, computed_field
 from pydantic.alias_generators import to_camel
-from sqlalchemy import select, text
+from sqlalchemy import create_engine, select, text
 from sqlalchemy.orm import Session
 from typing_extensions import TypedDict
 
@@ -161,6 +163,13 @@ def test_what_could_not_be_read_back(session: Session) -> None:
     session.add(typed(Excluding)("acme", Excluding(a=1, b=2)))
     with pytest.raises(fq.InvalidValue, match=r"^payload can't be read back as .*Excluding.* once it is written"):
         session.flush()
+
+
+def test_an_engine_that_reads_decimals(database_url: str) -> None:
+    engine = create_engine(database_url, json_deserializer=partial(json.loads, parse_float=Decimal))
+    with Session(engine) as session:
+        assert round_trip(session, list[float], [0.5]) == [0.5]
+    engine.dispose()
 
 
 def test_aliases_in_what_others_wrote(session: Session) -> None:
