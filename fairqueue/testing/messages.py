@@ -106,8 +106,9 @@ def assert_enqueued(session: Any, *, count: int = 1, **fields: Any) -> Any:
     def run(session: Session) -> tuple[list[Message], str | None]:
         live = _live(session)
         found = [message for message in live if not expected.differences(message)]
-        others = [message for message in live if message not in found]
-        return found, None if len(found) == count else report(expected, count, found, others)
+        if len(found) == count:
+            return found, None
+        return found, report(expected, count, found, [message for message in live if expected.differences(message)])
 
     answer = _run(session, run)
     # Raised from here, so that pytest shows the line of the test and nothing of ours.
