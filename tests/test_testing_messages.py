@@ -129,6 +129,11 @@ class TestWhatIsThere:
         assert_enqueued(scoped, channel="acme")
         scoped.remove()
 
+    def test_autocommit(self, engine: Engine) -> None:
+        with Session(engine.execution_options(isolation_level="AUTOCOMMIT")) as session:
+            fq.enqueue(session, "acme")
+            assert_enqueued(session, channel="acme")
+
     def test_another_schema(self, engine: Engine) -> None:
         for session in sessions_elsewhere(engine):
             with session:

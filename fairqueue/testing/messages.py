@@ -145,6 +145,7 @@ def _live(session: Session) -> list[Message]:
     """All messages, ready or leased, as this session sees them."""
     session.flush()
     # Read by another session on its connection, they are nothing that the application's own session would refresh.
+    # Without a savepoint, which there is none of in AUTOCOMMIT.
     connection = session.connection(bind_arguments=_BIND)
-    with Session(connection, join_transaction_mode="create_savepoint") as reader:
+    with Session(connection, join_transaction_mode="rollback_only") as reader:
         return list(reader.scalars(select(Message).order_by(Message.id)))
