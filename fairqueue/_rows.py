@@ -138,7 +138,7 @@ def record_of(row: MessageRow) -> Record:
     if not isinstance(row, Mapping):
         raise InvalidValue(f"a message is a dict of its fields, not {row!r}")
     if not row.keys() <= _FIELDS:
-        unknown = ", ".join(sorted(row.keys() - _FIELDS))
+        unknown = ", ".join(sorted(map(str, row.keys() - _FIELDS)))
         raise InvalidValue(f"unknown field {unknown}: a message has {', '.join(sorted(_FIELDS))}")
     if "channel" not in row:
         raise InvalidValue("channel is missing")

@@ -205,6 +205,9 @@ class TestFieldsThatAreNone:
         session.rollback()
         with pytest.raises(fq.InvalidValue, match="row 1: channel is missing"):
             door(session, [{"channel": "acme"}, {"payload": 1}])
+        session.rollback()
+        with pytest.raises(fq.InvalidValue, match="row 0: unknown field 0, chanel: a message has"):
+            door(session, [{"chanel": "acme", 0: 1}])
 
     @pytest.mark.parametrize("door", [fq.enqueue_many, fq.enqueue_copy])
     @pytest.mark.parametrize("row", ["acme", None, 7, ["acme"]])
