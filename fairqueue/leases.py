@@ -29,6 +29,7 @@ from typing_extensions import TypeVar
 
 from .errors import InvalidValue
 from .models import DeadMessage, TypedMessage
+from .models.base import check_count
 from .schedule import is_whole
 
 __all__ = ["Lease", "LeasedMessage", "Leases", "Messages", "OneMessage", "Outcome", "lease_arrays", "message_ids"]
@@ -135,7 +136,7 @@ def _pair(lease: object) -> tuple[int, int]:
         return lease.id, lease.attempt
     match lease:
         case (int(id_), int(attempt)):
-            return id_, attempt
+            return _check_id(id_), check_count("attempt", attempt, -(2**31))
     raise InvalidValue(f"a lease is a LeasedMessage from dequeue() or a pair (id, attempt), not {lease!r}")
 
 
@@ -149,5 +150,10 @@ def _id(message: object) -> int:
     if isinstance(message, LeasedMessage):
         return message.id
     if is_whole(message):
-        return message
+        return _check_id(message)
     raise InvalidValue(f"a message is an id, a Message, a LeasedMessage or a DeadMessage, not {message!r}")
+
+
+def _check_id(value: int) -> int:
+    """An id, if only of nothing, or :class:`InvalidValue` for what fits into no column."""
+    return check_count("id", value, -(2**63), 2**63 - 1)

@@ -400,6 +400,17 @@ class TestLeases:
         with pytest.raises(fq.InvalidValue, match=r"^a message is an id, a Message, a LeasedMessage or"):
             statement(given)
 
+    def test_no_ids(self) -> None:
+        """Numbers out of a URL, that no column could hold."""
+        expected = rf"^id must be a whole number from {-(2**63)} to {2**63 - 1}, not {2**63}$"
+        for statement in (fq.cancel, fq.redrive, fq.ending):
+            with pytest.raises(fq.InvalidValue, match=expected):
+                statement([2**63])
+        with pytest.raises(fq.InvalidValue, match=expected):
+            fq.complete((2**63, 1))
+        with pytest.raises(fq.InvalidValue, match=rf"^attempt must be a whole number from .*, not {2**31}$"):
+            fq.complete((1, 2**31))
+
     def test_nothing_to_redrive(self) -> None:
         redrive: Any = fq.redrive
         for arguments, text in (
