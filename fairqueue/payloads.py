@@ -25,7 +25,8 @@ JSON's own types, as in ``TypedMessage[dict[str, int]]`` or ``TypedMessage[int |
 unless something else is within them, as in ``TypedMessage[list[Upload]]``. What is in the brackets can also be given,
 or given otherwise, as ``class UploadMessage(fq.TypedMessage[Upload], payload_type=Upload)``.
 
-Limitations: secrets are no payload. Pydantic writes a ``SecretStr`` as asterisks, and that is what comes back.
+Limitations: secrets are no payload. Pydantic writes a ``SecretStr`` as asterisks, and that is what comes back. Of an
+object of a subclass it writes what the declared class has, and leaves out the rest.
 
 All types share the table: JSON is kept in the column ``payload`` (jsonb), bytes in ``body`` (bytea).
 """
@@ -244,7 +245,7 @@ class _Conversion:
 def _converters(payload_type: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
     """How to turn an object into plain JSON data and back."""
     try:
-        from pydantic import TypeAdapter
+        from pydantic import PydanticSchemaGenerationError, TypeAdapter
     except ImportError:
         if dataclasses.is_dataclass(payload_type) and isinstance(payload_type, type):
             return dataclasses.asdict, lambda data: payload_type(**data)
@@ -252,7 +253,13 @@ def _converters(payload_type: Any) -> tuple[Callable[[Any], Any], Callable[[Any]
             f"payload_type {payload_type!r} needs Pydantic (pip install 'fairqueue[pydantic]');"
             " without it a payload is JSON, bytes or a dataclass"
         ) from None
-    adapter: TypeAdapter[Any] = TypeAdapter(payload_type)
+    try:
+        adapter: TypeAdapter[Any] = TypeAdapter(payload_type)
+    except PydanticSchemaGenerationError as error:  # its own way out leads to objects that can't be written
+        raise InvalidValue(
+            f"payload_type {payload_type!r} has, or is, a class that Pydantic can't turn into JSON and back:"
+            " use a dataclass or a Pydantic model, or convert it yourself and let the payload be JSON"
+        ) from error
 
     def build(data: Any) -> Any:
         # From JSON text, not from the data: strict types, and those with a form for JSON only, tell the difference.

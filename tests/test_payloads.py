@@ -15,7 +15,7 @@ from uuid import UUID
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, Json, computed_field
 from pydantic.alias_generators import to_camel
-from sqlalchemy import create_engine, select, text
+from sqlalchemy import Engine, create_engine, select, text
 from sqlalchemy.orm import Session
 from typing_extensions import TypedDict
 
@@ -327,6 +327,13 @@ def test_refused_on_the_way_in(session: Session, payload_type: Any, value: Any) 
         session.flush()
     session.rollback()
     assert session.scalar(text("SELECT count(*) FROM fairqueue.message")) == 0
+
+
+@pytest.mark.parametrize("payload_type", [Engine, list[Engine]])
+def test_what_no_json_becomes(payload_type: Any) -> None:
+    """Pydantic's own words would be to allow arbitrary types, which it then can't write."""
+    with pytest.raises(fq.InvalidValue, match=r"^payload_type .* has, or is, a class that Pydantic can.t turn"):
+        typed(payload_type)
 
 
 class TestWithoutPydantic:
