@@ -56,6 +56,9 @@ MAX_BYTES = 64 * 1024 * 1024
 #: What is JSON as it is, typing's word for anything, and what makes one type of several.
 _JSON_TYPES = (Any, dict, list, str, int, float, bool, NoneType, None, Union, UnionType)
 
+#: Those of them that JSON has no keys of: it would make text of them.
+_NO_KEYS = (int, float, bool, NoneType, None)
+
 #: What compares a payload with a payload.
 _OF_PAYLOADS = (
     *(operators.eq, operators.ne, operators.in_op, operators.not_in_op),
@@ -223,6 +226,8 @@ def _parts(found: Any) -> Iterator[Any]:
     if origin not in (Literal, Annotated):  # which have values there, or words about the type
         for argument in get_args(found):
             yield from _parts(argument)
+    if origin is dict and get_args(found)[0] in _NO_KEYS:
+        yield found
 
 
 class _Conversion:
