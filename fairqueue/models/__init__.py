@@ -18,6 +18,9 @@ Adding many messages in one flush takes one INSERT a thousand, because :class:`M
 of attributes. Two things break a batch up: a ``delay``, which the database has to add up, and mixing scheduled
 messages with others. :func:`fairqueue.enqueue_many` takes any mixture in one statement.
 
+``insert(fq.Message)`` and ``bulk_insert_mappings()`` take columns, so ``dequeue_at`` alone says when: SQLAlchemy leaves
+out a ``delay``, ``at`` or ``priority`` there without a word, and the message is due at once.
+
 The tables are called ``fairqueue.<name>``. For an installation in another schema run the statements with
 :func:`in_schema`.
 
