@@ -251,10 +251,10 @@ def enqueue_copy(session: SyncSession | AnyAsyncSession, rows: Iterable[MessageR
     """Enqueue messages by COPY on the session's own connection, in its transaction; returns how many.
 
     The fastest way for bulk. ``rows`` may be a generator: they are sent as they come, and not kept. It can't ask this
-    session for anything meanwhile, and what it would load by the way (an expired attribute) raises
-    :class:`FairqueueError`: the connection is busy. A bad row ends the COPY with :class:`InvalidValue`, a key that is
-    live with :class:`DuplicateKey`, and the transaction has to be rolled back. Rows with keys should come in the order
-    of their keys, so that two calls don't wait for each other. Needs psycopg.
+    session for anything meanwhile, nor end its transaction, and what it would load by the way (an expired attribute)
+    raises :class:`FairqueueError`: the connection is busy. A bad row ends the COPY with :class:`InvalidValue`, a key
+    that is live with :class:`DuplicateKey`, and the transaction has to be rolled back. Rows with keys should come in
+    the order of their keys, so that two calls don't wait for each other. Needs psycopg.
     """
 
     def run(session: Session) -> int:
@@ -268,13 +268,15 @@ def enqueue_copy(session: SyncSession | AnyAsyncSession, rows: Iterable[MessageR
         now: Any = connection.scalar(select(SchemaFunction("unix_ms", clock(), type_=BigInteger)))
         copy = f"COPY {_message_table(session)} ({', '.join(COPY_COLUMNS)}) FROM STDIN"
         # The driver would wait for its own connection, for ever.
-        event.listen(connection, "before_cursor_execute", _refuse)
+        for act, refuse in _REFUSED.items():
+            event.listen(connection, act, refuse)
         try:
             if connection.dialect.is_async:
                 return await_only(_copy_async(driver, copy, copy_records(rows, now)))
             return _copy(driver, copy, copy_records(rows, now))
         finally:
-            event.remove(connection, "before_cursor_execute", _refuse)
+            for act, refuse in _REFUSED.items():
+                event.remove(connection, act, refuse)
 
     return _run(_session(session), run)
 
@@ -341,11 +343,23 @@ def _message_table(session: Session) -> str:
     return f"{quote(schema_of(options))}.message"
 
 
+def _refuse_to_roll_back(connection: Connection) -> None:
+    connection.invalidate()  # or its pool would roll it back all the same
+    _refuse()
+
+
 def _refuse(*_: Any) -> None:
     raise FairqueueError(
         "rows of enqueue_copy can't use the session that sends them: read what they need before, or from another"
         " session, or use enqueue_many"
     )
+
+
+_REFUSED: dict[str, Callable[..., None]] = {
+    "before_cursor_execute": _refuse,
+    "commit": _refuse,
+    "rollback": _refuse_to_roll_back,
+}
 
 
 def _copy(driver: Any, copy: str, records: Iterable[tuple[Any, ...]]) -> int:

@@ -230,6 +230,19 @@ class TestCopy:
         assert fq.enqueue_copy(session, [{"channel": message.channel, "payload": "second"}]) == 1
         assert payloads(session) == ["first", "second"]
 
+    @pytest.mark.parametrize("act", ["commit", "rollback", "close"])
+    def test_rows_that_end_the_transaction(self, session: Session, act: str) -> None:
+        def source() -> Iterator[fq.MessageRow]:
+            yield {"channel": "acme"}
+            getattr(session, act)()
+
+        with pytest.raises(fq.FairqueueError, match="rows of enqueue_copy can't use the session that sends them"):
+            fq.enqueue_copy(session, source())
+        session.rollback()
+        assert fq.enqueue_copy(session, [{"channel": "acme", "payload": "later"}]) == 1
+        session.commit()
+        assert payloads(session) == ["later"]
+
     def test_rows_are_not_kept(self, session: Session) -> None:
         """Each is written before the next one is made."""
         alive: set[int] = set()
