@@ -221,6 +221,9 @@ def enqueue_many(
 ) -> list[Any] | Coroutine[Any, Any, list[Any]]:
     """Enqueue any number of messages with one statement; returns their ids in the order of ``rows``.
 
+    For more than some 20 MB of payloads and bodies call it several times, or :func:`enqueue_copy`: the time in which
+    the driver sends a statement grows with the square of its size, and PostgreSQL closes the connection at 1 GB.
+
     :param on_conflict: what becomes of rows whose key is live already; see :mod:`fairqueue.producing`. With
         ``"ignore"``, None stands for the id of each row that was ignored. Where several rows have the same key they
         come one after the other: of those to be ignored the first one counts, of those to replace each other the last
