@@ -1,6 +1,7 @@
 """What Spark writes to the queue, and how it says what it can't. With faults: test_spark_faults.py."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
@@ -19,6 +20,7 @@ from pyspark.sql.types import StructType
 
 import fairqueue as fq
 from fairqueue.errors import InvalidValue
+from fairqueue.spark import local_session
 from fairqueue.spark.engine.loading import LoadFailed, Part, stage
 from fairqueue.spark.source.writer import JobWriter, Message, told
 from tests.acts import drain
@@ -61,6 +63,26 @@ def test_all_columns(spark: "SparkSession", database_url: str, session: Session)
     assert (urgent.queue, urgent.dequeue_at) == ("quick", -7)
     session.rollback()
     assert [message.channel for message in drain(session, queue="quick")] == ["globex"]
+
+
+def test_from_a_thread_of_its_own(
+    spark: "SparkSession", database_url: str, watching: psycopg.Connection[Any]
+) -> None:
+    """There is no session of this thread; that of another one is used, left as it is, and not ended."""
+    spark.conf.set("spark.sql.session.timeZone", "GMT+8")
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(write_in_a_session, database_url).result()
+        once_each(watching, ["a"])
+        assert spark.conf.get("spark.sql.session.timeZone") == "GMT+8"
+        assert spark.range(3).count() == 3
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+
+
+def write_in_a_session(url: str) -> None:
+    with local_session() as spark:
+        save(spark.range(1).selectExpr("'acme' AS channel", "'a' AS key"), url)
 
 
 def test_rows_that_are_refused(

@@ -43,7 +43,7 @@ _SETTINGS = {
 def local_session(
     master: str = "local[*]", *, memory: str = "2g", settings: Mapping[str, str] | None = None
 ) -> Iterator[SparkSession]:
-    """The session that is active, or a new one that ends with the block; the data source is registered in it.
+    """The session that there is, or a new one that ends with the block; the data source is registered in it.
 
     :param master: where Spark runs; ``local[*]`` is this process with all cores, and
         ``local[*,3]`` tries a task three times.
@@ -54,10 +54,10 @@ def local_session(
 
     from .source import FairQueueDataSource
 
-    active = SparkSession.getActiveSession()
-    if active is not None:
-        active.dataSource.register(FairQueueDataSource)
-        yield active
+    there = SparkSession.getActiveSession() or _of_another_thread()
+    if there is not None:
+        there.dataSource.register(FairQueueDataSource)
+        yield there
         return
     # Otherwise the workers take the first python3 on PATH, which may know nothing of this package.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -73,3 +73,20 @@ def local_session(
         yield spark
     finally:
         spark.stop()
+
+
+def _of_another_thread() -> SparkSession | None:
+    """The session that another thread has made, whose it is to end it."""
+    from pyspark.errors import PySparkRuntimeError
+    from pyspark.sql import SparkSession
+
+    try:
+        there = SparkSession.active()
+    except PySparkRuntimeError:
+        return None
+    context = getattr(there, "_sc", None)
+    if context is not None and context._jsc is None:  # stopped without its session, which PySpark still names
+        return None
+    # Only now this thread has an active session too, without which Spark finds no data source in Python.
+    there.createDataFrame([], "nothing int")
+    return there
