@@ -1,10 +1,12 @@
 """What Spark writes to the queue, and how it says what it can't. With faults: test_spark_faults.py."""
 
 import json
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -15,6 +17,7 @@ from tests.fixtures.spark import on_spark
 
 pytest.importorskip("pyspark")
 
+import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql.types import StructType
 
@@ -65,9 +68,7 @@ def test_all_columns(spark: "SparkSession", database_url: str, session: Session)
     assert [message.channel for message in drain(session, queue="quick")] == ["globex"]
 
 
-def test_from_a_thread_of_its_own(
-    spark: "SparkSession", database_url: str, watching: psycopg.Connection[Any]
-) -> None:
+def test_from_a_thread_of_its_own(spark: "SparkSession", database_url: str, watching: psycopg.Connection[Any]) -> None:
     """There is no session of this thread; that of another one is used, left as it is, and not ended."""
     spark.conf.set("spark.sql.session.timeZone", "GMT+8")
     try:
@@ -83,6 +84,28 @@ def test_from_a_thread_of_its_own(
 def write_in_a_session(url: str) -> None:
     with local_session() as spark:
         save(spark.range(1).selectExpr("'acme' AS channel", "'a' AS key"), url)
+
+
+def test_no_transaction_waits_for_rows(
+    database_url: str, watching: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long it takes to make them: the server may end it, and while it is open feeds stand still."""
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state ~ '^idle in transac'"
+    found = []
+
+    def rows() -> Iterator[pa.RecordBatch]:
+        for name in "ab":
+            found.append(value(watching, waiting))
+            yield pa.RecordBatch.from_pydict({"channel": [name]})
+
+    monkeypatch.setattr("pyspark.TaskContext.get", lambda: SimpleNamespace(partitionId=lambda: 0))
+    schema = StructType().add("channel", "string")
+    for options in ({"job": "whole"}, {"job": "in parts", "commit": "direct"}):
+        for _ in ("first", "again"):
+            writer = JobWriter({"url": database_url, **options}, schema, overwrite=False)
+            writer.commit([writer.write(rows())])
+    once_each(watching, ["a", "a", "b", "b"], "channel")
+    assert found == [0] * 8
 
 
 def test_rows_that_are_refused(

@@ -160,6 +160,7 @@ def load_part(place: Place, name: str, batches: Callable[[int], Iterable[pa.Reco
             )
             before, now = cursor.fetchall()[0]
         if before is not None:
+            connection.rollback()  # it isn't to wait for the rows
             rows = sum(len(batch) for batch in batches(now))
             _compare(name, before, rows)
             return rows

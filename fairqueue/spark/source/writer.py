@@ -10,6 +10,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -156,11 +157,13 @@ class JobWriter(DataSourceArrowWriter):
         assert context is not None
         number, place = context.partitionId(), self.rows.place
         rejects = self.rows.opened(self.run, number)
-        batches = self.rows.staged(iterator, rejects)
+        batches: Iterator[pa.RecordBatch] = self.rows.staged(iterator, rejects)
         if self.done:
             part = Part(number, sum(len(batch) for batch in batches))
         elif self.direct:
             name = f"{self.prefix}/{number}"
+            # The first rows may take long, and the server ends connections that wait in a transaction.
+            batches = chain([*islice(batches, 1)], batches)
             part = Part(number, load_part(place, name, lambda now: self.rows.direct(batches, now)))
         else:
             part = stage(place, self.run, number, batches)
