@@ -31,6 +31,8 @@ from fairqueue.testing._databases import Databases
 from tests.fixtures.connections import Raw
 from tests.fixtures.postgres import libpq
 from tests.histories import COLUMNS, DAY, add, add_days, history, noon, ordered, row
+from tests.idling import connections, ended_after
+from tests.observing import value
 
 SCHEMA = arrow_schema(Selection("history"))
 STEPS = ["begun", "staged", "recorded", "moved", "published", "finished", "released"]
@@ -399,6 +401,24 @@ class TestPlaces:
             assert run(archive).rows == 0
         for each in open_still:
             each.close()
+
+    def test_the_lock_is_held_however_long_a_batch_takes(
+        self, archive: Stopping, connection: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its connection has nothing to do meanwhile, for which a server may be set to end it."""
+        ended_after(connection, "idle_session_timeout")
+        add(connection, [row(1)])
+        connection.commit()
+        held = connections(monkeypatch)
+        found = []
+
+        def meanwhile(step: str) -> None:
+            if step == "staged":
+                found.append(value(held[0], "SHOW idle_session_timeout"))
+
+        archive._reached = meanwhile  # type: ignore[method-assign]
+        run(archive)
+        assert found == ["0"]
 
     def test_queues_with_names_too_long_for_a_folder(
         self, archive: Stopping, connection: psycopg.Connection[Any]

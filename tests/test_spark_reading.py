@@ -24,6 +24,7 @@ from fairqueue.spark.engine.reading import (
 )
 from tests.fixtures.connections import Raw
 from tests.histories import add, add_days, history, noon, ordered, row
+from tests.idling import connections, ended_after
 from tests.observing import value
 
 HISTORY = Selection("history")
@@ -245,6 +246,18 @@ class TestMeanwhile:
             plan(place, HISTORY, snapshot=now)
         with pytest.raises(FairqueueError, match="nobody holds the snapshot 'one'"):
             plan(place, MESSAGES, snapshot="one")
+
+    def test_a_snapshot_is_held_as_long_as_it_takes(
+        self, connection: psycopg.Connection[Any], database_url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its transaction does nothing meanwhile, for which a server may be set to end it."""
+        of_a_transaction = "name IN ('idle_in_transaction_session_timeout', 'transaction_timeout')"
+        query = f"SELECT name, setting FROM pg_settings WHERE {of_a_transaction}"
+        names = [name for name, _ in connection.execute(query).fetchall()]
+        ended_after(connection, *names)
+        held = connections(monkeypatch)
+        with snapshot(database_url):
+            assert held[0].execute(query).fetchall() == [(name, "0") for name in names]
 
     def test_rows_of_another_server(self, place: Place, filled: psycopg.Connection[Any], database_url: str) -> None:
         """After a restore, transaction ids say nothing; it is refused, with the way out, which works."""

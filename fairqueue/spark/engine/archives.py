@@ -127,6 +127,8 @@ class Archive:
     def _alone(self) -> Iterator[Callable[[], None]]:
         """Nobody else writes to this archive; what it yields raises when that is no longer sure."""
         with self._place.connect(autocommit=True) as connection:
+            # It is idle while a batch is written, and ending it would be the end of each run.
+            connection.execute("SET idle_session_timeout = 0")
             name = f"fairqueue archive {self._place.schema} {self._name}"
             row = connection.execute("SELECT pg_try_advisory_lock(hashtextextended(%s, 0))", (name,)).fetchone()
             if row is None or not row[0]:

@@ -153,7 +153,11 @@ def snapshot(url: str | None = None, *, schema: str = "fairqueue", passfile: str
     """
     with Place(url=url, schema=schema, passfile=passfile).connect() as connection:
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-        connection.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
+        # Of those that end it, transaction_timeout has come with PostgreSQL 17.
+        connection.execute(
+            "SELECT set_config(name, '0', true) FROM pg_settings"
+            " WHERE name IN ('idle_in_transaction_session_timeout', 'transaction_timeout')"
+        )
         yield _value(connection, "SELECT pg_export_snapshot()")
         connection.rollback()
 
