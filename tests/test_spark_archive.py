@@ -372,6 +372,12 @@ class TestPlaces:
             run(archive)
         assert run(Archive(place, str(tmp_path / "other"), feed="second", each=one_by_one)).rows == 1
 
+    @pytest.mark.parametrize("path", ["file:/data/history", "dbfs:/history"])
+    def test_that_only_spark_knows(self, database_url: str, path: str) -> None:
+        """They are none below the working directory."""
+        with pytest.raises(InvalidValue, match=f"^'{path}' is a URL with one slash, which Spark knows"):
+            Archive(Place(url=database_url), path, feed="archive", each=one_by_one)
+
     def test_of_files_that_got_lost_are_an_error(
         self, archive: Stopping, connection: psycopg.Connection[Any], folder: Path
     ) -> None:

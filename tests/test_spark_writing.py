@@ -218,6 +218,7 @@ class TestRefusals:
             ({"job": ""}, "option job must not be empty"),
             ({"job": "x" * 201}, "option job must have at most 200 characters, not 201"),
             ({"rejects": ""}, "option rejects must not be empty"),
+            ({"rejects": "file:/rejects"}, "'file:/rejects' is a URL with one slash, which Spark knows"),
             ({"queue": "x" * 256}, "queue must have 1 to 255 characters, not 256"),
             ({"schema": "x" * 64}, "schema must be a name of 1 to 63 bytes"),
             ({"url": "mysql://db"}, "a database URL must begin with postgresql://"),

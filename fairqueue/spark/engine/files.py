@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from fairqueue.errors import FairqueueError
+from fairqueue.errors import FairqueueError, InvalidValue
 
 from .digests import Digest, digests
 from .reading import Selection, arrow_schema
@@ -48,6 +48,11 @@ class Folder:
     path: str
 
     def __post_init__(self) -> None:
+        if re.match(r"[A-Za-z][\w+.-]+:/(?!/)", self.path):
+            raise InvalidValue(
+                f"{self.path!r} is a URL with one slash, which Spark knows and pyarrow doesn't: write a path, or"
+                " file:///data, s3://bucket/data, ..."
+            )
         if "://" not in self.path:
             # Tasks may run elsewhere.
             object.__setattr__(self, "path", str(Path(self.path).absolute()))

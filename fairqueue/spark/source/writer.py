@@ -20,6 +20,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from fairqueue.errors import InvalidValue
 from fairqueue.spark.engine.columns import Columns
+from fairqueue.spark.engine.files import Folder
 from fairqueue.spark.engine.loading import (
     LoadFailed,
     Part,
@@ -70,6 +71,8 @@ class Rows:
         self.on_conflict = options.choice("on_conflict", ("ignore", "raise"))
         self.clean_hours = options.number("clean_hours", 24)
         self.rejects = options.text("rejects")
+        if self.rejects is not None:
+            Folder(self.rejects)  # raises where it can't be one
         queue = options.text("queue") or "default"
         self._columns = Columns(to_arrow_schema(schema, timezone="UTC"), queue=queue, channel=options.text("channel"))
 
