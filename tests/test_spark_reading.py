@@ -237,6 +237,11 @@ class TestMeanwhile:
         with pytest.raises(FairqueueError, match="a partition of history has been dropped since"):
             _ = [rows_of(place, HISTORY, part) for part in parts]
 
+    def test_no_queue(self, database_url: str) -> None:
+        elsewhere = Place(url=database_url, schema="elsewhere")
+        with pytest.raises(FairqueueError, match=r"^schema 'elsewhere' has no fairqueue: run the migrations"):
+            rows_of(elsewhere, MESSAGES, plan(elsewhere, MESSAGES)[0])
+
     def test_a_snapshot_is_over(self, place: Place, filled: psycopg.Connection[Any], database_url: str) -> None:
         with snapshot(database_url) as now:
             parts = plan(place, HISTORY, snapshot=now)

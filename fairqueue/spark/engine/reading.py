@@ -241,7 +241,7 @@ def read(place: Place, selection: Selection, part: Part, schema: pa.Schema) -> I
 
     :param schema: of the batches: that of :func:`arrow_schema`, or one to which its types can be cast.
     """
-    with place.arrow() as connection, connection.cursor() as cursor, _explained():
+    with place.arrow() as connection, connection.cursor() as cursor, _explained(place, selection):
         _begin(cursor.execute, part.snapshot)
         slices = part.slices
         if part.known is not None:
@@ -342,13 +342,18 @@ def _value(connection: psycopg.Connection[Any], query: str) -> Any:
 
 
 @contextmanager
-def _explained() -> Iterator[None]:
+def _explained(place: Place, selection: Selection) -> Iterator[None]:
     """What an error of the server means here."""
     from adbc_driver_manager import Error
 
     try:
         yield
     except Error as error:
+        if error.sqlstate == "42P01" and selection.table == "messages":
+            raise FairqueueError(
+                f"schema {place.schema!r} has no fairqueue: run the migrations; is it in another schema? set the option"
+                " schema"
+            ) from error
         if error.sqlstate == "42P01":
             raise FairqueueError(
                 "a partition of history has been dropped since the read was planned; read again, or under a snapshot"
