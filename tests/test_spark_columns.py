@@ -1,8 +1,9 @@
 """Rows on their way into the queue, without Spark or a database: which are taken, as what, and why others aren't."""
 
 import math
-from datetime import date, datetime, time, timedelta, timezone
+from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,11 +11,13 @@ import pytest
 pytest.importorskip("pyarrow")
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from fairqueue import payloads
 from fairqueue.errors import InvalidValue
 from fairqueue.spark.engine import columns as columns_module
 from fairqueue.spark.engine.columns import Columns
+from fairqueue.spark.engine.rejects import Rejects
 from tests.loads import document
 
 SECOND = 1_000_000
@@ -185,6 +188,33 @@ class TestPayload:
             "flags": {"1": [True, None]},
         }
         assert staged[1]["payload"] is None
+
+    def test_times_of_a_session_in_a_zone_that_only_spark_knows(self) -> None:
+        """They are in UTC."""
+
+        def kind(zone: str) -> pa.DataType:
+            at = pa.timestamp("us", zone)
+            return pa.struct({"at": at, "list": pa.list_(at), "map": pa.map_(pa.string(), pa.struct({"at": at}))})
+
+        noon = datetime(2026, 11, 21, 12, tzinfo=UTC)
+        value = {"at": noon, "list": [noon, None], "map": [("a", {"at": noon})]}
+        declared = batch(payload=pa.array([value, None], kind("UTC")))
+        rows = batch(payload=declared["payload"].cast(kind("GMT+8")))
+        staged = Columns(declared.schema).staged(rows)
+        assert staged.equals(Columns(declared.schema).staged(declared))
+        text = noon.isoformat()
+        assert document(staged.to_pylist()[0]) == {"at": text, "list": [text, None], "map": {"a": {"at": text}}}
+
+    def test_structs_that_are_null(self, tmp_path: Path) -> None:
+        """As Spark has them: with fields that are declared never to be."""
+        kind = pa.struct([pa.field("id", pa.int64(), nullable=False)])
+        payload = pa.StructArray.from_arrays([pa.array([1, None])], fields=list(kind), mask=pa.array([False, True]))
+        rows = batch(payload=payload, cost=[1.0, 0.0])
+        staged, refused = Columns(rows.schema).sorted_out(rows)
+        assert [document(row) for row in staged.to_pylist()] == [{"id": 1}]
+        rejects = Rejects(str(tmp_path), "run", 0)
+        rejects.add(refused)
+        assert pq.read_table(tmp_path / "_attempts" / str(rejects.close()))["payload"].to_pylist() == [None]
 
     def test_strings_go_as_they_are(self) -> None:
         """Such as numbers that have more digits than Python's; what is binary is the body."""

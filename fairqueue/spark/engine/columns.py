@@ -44,6 +44,8 @@ from fairqueue.models.base import check_name
 from fairqueue.payloads import MAX_BYTES, json_text
 from fairqueue.schedule import TEN_YEARS, YEAR
 
+from .lenient import lenient
+
 __all__ = ["Columns"]
 
 _TEXT = "a string"
@@ -145,7 +147,7 @@ class Columns:
 
         :param first: the number of its first row in the partition, for the message.
         """
-        columns, faults = self._converted(batch, check_json=False)
+        columns, faults = self._converted(lenient(batch), check_json=False)
         place = pc.index(pc.is_valid(faults), True).as_py()
         if place >= 0:
             raise InvalidValue(f"row {first + place} of the partition: {faults[place].as_py()}")
@@ -167,7 +169,8 @@ class Columns:
         return pa.RecordBatch.from_pydict(columns)
 
     def sorted_out(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-        """The rows that can be, as the staging table takes them, and the others as they came, with a ``reason``."""
+        """The rows that can be, as the staging table takes them, the others as they came, in UTC, with a ``reason``."""
+        batch = lenient(batch)
         columns, faults = self._converted(batch, check_json=True)
         bad = pc.is_valid(faults)
         as_they_came = pa.RecordBatch.from_arrays([*batch.columns, faults], [*batch.schema.names, "reason"])
