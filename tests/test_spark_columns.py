@@ -77,7 +77,6 @@ class TestSchema:
         [
             ("channel", pa.int64(), "a string, not int64"),
             ("queue", pa.binary(), "a string, not binary"),
-            ("key", pa.null(), "a string, not null"),
             ("payload", pa.int32(), "a string of JSON, binary, a struct, a map or an array, not int32"),
             ("body", pa.string(), "binary, not string"),
             ("dequeue_at", pa.float64(), WHEN + ", not double"),
@@ -95,6 +94,11 @@ class TestSchema:
         with pytest.raises(InvalidValue) as refused:
             Columns(pa.schema({"channel": pa.string()} | {column: kind}))
         assert str(refused.value) == f"column {column} must be {wanted}"
+
+    def test_nothing_without_a_type(self) -> None:
+        """As Spark SQL has it of a NULL that isn't cast."""
+        with pytest.raises(InvalidValue, match=r"^column key is NULL without a type: cast it to a string, or drop it"):
+            Columns(pa.schema({"channel": pa.string(), "key": pa.null()}))
 
     def test_a_variant_is_not_a_struct(self) -> None:
         """Spark hands it over as one, of two lumps of bytes; its JSON would be those."""
@@ -188,6 +192,20 @@ class TestPayload:
             "flags": {"1": [True, None]},
         }
         assert staged[1]["payload"] is None
+
+    @pytest.mark.parametrize(
+        ("kind", "key", "name"),
+        [
+            (pa.bool_(), True, "true"),
+            (pa.decimal128(38, 20), Decimal("0.12345678901234567890"), "0.12345678901234567890"),
+            (pa.binary(), b"\x00\xff", "00ff"),
+            (pa.timestamp("us", "UTC"), datetime(2026, 11, 21, tzinfo=UTC), "2026-11-21T00:00:00+00:00"),
+        ],
+    )
+    def test_keys_of_a_map(self, kind: pa.DataType, key: Any, name: str) -> None:
+        """They have the form that values have."""
+        (row,) = taken(payload=pa.array([[(key, 1)]], pa.map_(kind, pa.int32())))
+        assert document(row) == {name: 1}
 
     def test_times_of_a_session_in_a_zone_that_only_spark_knows(self) -> None:
         """They are in UTC."""

@@ -135,6 +135,8 @@ class Columns:
             raise InvalidValue("column channel is missing: add it, or set the option channel if all rows have the same")
         for field in schema:
             fits, wanted = _TYPES[field.name]
+            if types.is_null(field.type):
+                raise InvalidValue(f"column {field.name} is NULL without a type: cast it to {wanted}, or drop it")
             if not fits(field.type):
                 raise InvalidValue(f"column {field.name} must be {wanted}, not {field.type}")
         if "body" in names and "payload" in names and _is_binary(schema.field("payload").type):
@@ -365,10 +367,18 @@ def _text_of(value: Any) -> str:
     return json_text(_plain(value), "payload")
 
 
+def _name(key: Any) -> str:
+    """The key of a map, which has the form of a value; a decimal needn't fit into a double."""
+    if isinstance(key, str | Decimal):
+        return str(key)
+    plain = _plain(key)
+    return plain if isinstance(plain, str) else json.dumps(plain)
+
+
 def _plain(value: Any) -> Any:
     """What JSON has a form for; times in ISO 8601, time spans in seconds, binary in hexadecimal digits."""
     if isinstance(value, dict):
-        return {str(key): _plain(each) for key, each in value.items()}
+        return {_name(key): _plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
     if isinstance(value, datetime | date | time):
