@@ -28,6 +28,8 @@ WORKERS = 4
 WORK = 0.002
 
 OUT = Path("fairqueue-spark-demo")
+#: What is in it.
+LEFT = {"archive", "documents.parquet", "report"}
 
 
 @click.command(cls=Command)
@@ -41,6 +43,9 @@ def main(out: Path) -> None:
         raise Failed(f"{error.name} is not installed; pip install 'fairqueue[spark]'") from None
     if shutil.which("java") is None:
         raise Failed("there is no java, which Spark needs: install one of version 17 or later")
+    there = {each.name for each in out.glob("*")}
+    if there and not {"documents.parquet"} <= there <= LEFT:
+        raise Failed(f"--out: {str(out)!r} has something that this demo hasn't made, and would be lost: name another")
     console = Console(soft_wrap=True, highlight=False)
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)

@@ -5,10 +5,13 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+from click.testing import CliRunner
 from sqlalchemy import Engine, select
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
+from examples.spark_pipeline import main
 from tests.acts import complete, lease_of, put
 from tests.fixtures.postgres import libpq
 from tests.fixtures.spark import on_spark
@@ -37,6 +40,16 @@ def test_page(spark: "SparkSession", engine: Engine, database_url: str, tmp_path
         found = {(m.channel, m.key, str(m.payload)) for m in session.scalars(select(fq.Message))}
     assert found == {("acme", "1", "{'pages': 3}"), ("globex", "2", "{'pages': 1}"), ("initech", None, "7")}
     assert spark.read.parquet(str(tmp_path / "outcomes")).count() == 1
+
+
+@pytest.mark.parametrize("names", [["archive", "report"], ["documents.parquet", "thesis.tex"]])
+def test_the_demo_empties_no_folder_of_others(tmp_path: Path, names: list[str]) -> None:
+    for name in names:
+        (tmp_path / name).touch()
+    result = CliRunner().invoke(main, ["--out", str(tmp_path)])
+    assert result.exit_code == 1
+    assert "has something that this demo hasn't made, and would be lost" in result.output
+    assert sorted(each.name for each in tmp_path.iterdir()) == names
 
 
 def test_commands_exist() -> None:
