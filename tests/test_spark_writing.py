@@ -18,6 +18,7 @@ from tests.fixtures.spark import on_spark
 pytest.importorskip("pyspark")
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from pyspark.errors import PySparkException
 from pyspark.sql.types import StructType
 
@@ -159,6 +160,24 @@ def test_refused_rows_that_cannot_be_put_in_their_place(
     in_the_way.rmdir()
     save(frame, database_url, rejects=str(rejects), job="nightly")
     assert [row.key for row in spark.read.parquet(str(rejects)).collect()] == ["k0"]
+
+
+def test_refused_rows_of_a_process_in_another_folder(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As executors are: a path is one of the driver's."""
+    monkeypatch.chdir(tmp_path)
+    given = {"url": database_url, "rejects": "rejects", "commit": "direct"}
+    writer = JobWriter(given, StructType().add("channel", "string"), overwrite=False)
+    (tmp_path / "work").mkdir()
+    with monkeypatch.context() as executor:
+        executor.chdir(tmp_path / "work")
+        rejects = writer.rows.opened(writer.run, 0)
+        assert rejects is not None
+        rejects.add(pa.RecordBatch.from_pydict({"channel": [""], "reason": ["none"]}))
+        message = Message(Part(0, 1), rejects.close())
+    writer.commit([message])
+    assert pq.read_table(tmp_path / "rejects")["reason"].to_pylist() == ["none"]
 
 
 def test_it_is_told(database_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -70,9 +70,9 @@ class Rows:
         self.place = options.place
         self.on_conflict = options.choice("on_conflict", ("ignore", "raise"))
         self.clean_hours = options.number("clean_hours", 24)
-        self.rejects = options.text("rejects")
-        if self.rejects is not None:
-            Folder(self.rejects)  # raises where it can't be one
+        rejects = options.text("rejects")
+        # As the driver has it: executors are in other folders.
+        self.rejects = None if rejects is None else Folder(rejects).path
         queue = options.text("queue") or "default"
         self._columns = Columns(to_arrow_schema(schema, timezone="UTC"), queue=queue, channel=options.text("channel"))
 
