@@ -211,6 +211,27 @@ def test_a_closed_pipe_is_quiet(options: list[str], database_url: str) -> None:
     assert (done.returncode, done.stderr) == (1, "")
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_letters_that_the_terminal_has_not(encoding: str, database_url: str, session: Session) -> None:
+    """What is a name to a tenant has no place in every encoding, such as that of a terminal, or of a job's log."""
+    (id_,) = acts.put(session, "日本")
+    for command in (
+        ["channel", "set", "日本", "--weight", "2"],
+        ["channel", "list"],
+        ["status"],
+        ["message", "show", id_],
+    ):
+        done = subprocess.run(
+            [*COMMAND, "--dsn", database_url, *map(str, command)],
+            env=os.environ | {"PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"},
+            capture_output=True,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (0, b"")
+        # To a terminal of ASCII, click writes UTF-8.
+        assert b"\\u65e5\\u672c" in done.stdout or (encoding == "ascii" and "日本".encode() in done.stdout)
+
+
 def test_ctrl_c_is_quiet(database_url: str, engine: Engine, session: Session) -> None:
     """While a command waits for a lock."""
     acts.sql(session, "INSERT INTO fairqueue.channel (name) VALUES ('acme')")

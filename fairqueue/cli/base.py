@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Sequence
 from typing import IO, Any, NoReturn
@@ -81,6 +82,9 @@ class Command(_Program):
     for_owner = False
 
     def invoke(self, ctx: click.Context) -> Any:
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            # A tenant's name may have letters that the terminal's encoding has not.
+            sys.stdout.reconfigure(errors="backslashreplace")
         try:
             super().invoke(ctx)
         except KeyboardInterrupt:
