@@ -143,7 +143,9 @@ _channel = click.option("--channel", help="Of this channel of the queue only.")
 @dead.command("list")
 @_queue
 @_channel
-@click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, help="How many, the latest first.")
+@click.option(
+    "--limit", type=click.IntRange(1, 2**31 - 1), default=20, show_default=True, help="How many, the latest first."
+)
 @as_json
 @pass_target
 def list_(target: Target, queue: str | None, channel: str | None, limit: int, as_json: bool) -> None:

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = ["status"]
 
-_EVERY = 2.0  # seconds
+# In seconds.
+_EVERY = 2.0
+_SHORTEST, _LONGEST = 0.1, 86_400
 #: Where the height of the terminal doesn't say.
 _CHANNELS = 20
 #: What each queue takes besides its channels: a title, the heads of the columns, its sum, the rest, an empty line.
@@ -33,22 +35,26 @@ _AROUND = 5
 _PAUSE = 5
 
 
-class _Seconds(click.FloatRange):
+class _Seconds(click.ParamType):  # type: ignore[type-arg, unused-ignore]
     """What may stand behind --watch, where a queue is easily put."""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    name = "seconds"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         try:
-            float(value)
+            seconds = float(value)
         except ValueError:
             self.fail(f"must be a number of seconds, not {value!r}; name the queue before it", param, ctx)
-        return super().convert(value, param, ctx)
+        if not _SHORTEST <= seconds <= _LONGEST:  # nan isn't either
+            self.fail(f"must be from {_SHORTEST} to {_LONGEST} seconds, not {value}", param, ctx)
+        return seconds
 
 
 @click.command(cls=Command, short_help="What stands in queues and channels.")
 @click.argument("queue", required=False)
 @click.option(
     "--watch",
-    type=_Seconds(min=0.1),
+    type=_Seconds(),
     is_flag=False,
     flag_value=_EVERY,
     metavar="[SECONDS]",
