@@ -186,6 +186,16 @@ def test_dead_letters(run: Run, session: Session) -> None:
     assert document(run("dead", "redrive", "--queue", "default", "--channel", "globex", "--json")) == {"results": []}
 
 
+def test_of_many_that_stay_undone_the_first_are_named(run: Run, session: Session) -> None:
+    """Such as those of a queue that somebody else is redriving, too."""
+    lines = run("message", "cancel", *range(1001, 2026), code=1).stdout.splitlines()
+    assert lines == [
+        *(f"Message {id_}: not found." for id_ in range(1001, 1021)),
+        "… and 1,005 more; --json names all.",
+    ]
+    assert len(document(run("message", "cancel", *range(1001, 2026), "--json", code=1))["results"]) == 1025
+
+
 def test_check_finds_repairs_and_says_so_by_its_code(run: Run, session: Session) -> None:
     acts.put(session, "acme", 2)
     acts.put(session, "acme", 2, queue="other")

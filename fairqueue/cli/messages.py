@@ -219,6 +219,8 @@ def _check_channel(queue: str | None, channel: str | None) -> None:
         raise click.UsageError("--channel is of a queue: give --queue too")
 
 
+#: Of how many undone messages there is a line each.
+_SHOWN = 20
 _DONE = {"cancelled", "redriven"}
 _MEANING = {
     "not_found": "not found",
@@ -234,8 +236,10 @@ def _report(results: Sequence[Row[int, str]], as_json: bool) -> None:
     else:
         for result, count in Counter(row.result for row in results if row.result in _DONE).items():
             echo(f"{number(count)} {result}.")
-        for row in undone:
+        for row in undone[:_SHOWN]:
             echo(f"Message {row.id}: {_MEANING.get(row.result, row.result)}.")
+        if len(undone) > _SHOWN:
+            echo(f"… and {number(len(undone) - _SHOWN)} more; --json names all.")
         if not results:
             echo("No dead letters.")
     if undone:
