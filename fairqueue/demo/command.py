@@ -69,14 +69,17 @@ def demo(context: click.Context, *, tenants: int, files: Path | None, workers: i
     root = context.find_root()
     if root.get_parameter_source("dsn") is ParameterSource.COMMANDLINE:
         os.environ["FAIRQUEUE_DSN"] = root.params["dsn"]
-    terminate = signal.signal(signal.SIGTERM, _terminate)  # ends as Ctrl-C does: nothing is left behind
+    # They end it as Ctrl-C does: nothing is left behind. SIGHUP is a closed terminal, which nohup has it ignore.
+    ends = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is not signal.SIG_IGN]
+    before = {each: signal.signal(each, _terminate) for each in ends}
     try:
         exact = _show(tenants, files, workers, batch, picture)
     except KeyboardInterrupt:
         click.echo("Stopped. Nothing is left in the database.", err=True)
         context.exit(INTERRUPTED)
     finally:
-        signal.signal(signal.SIGTERM, terminate)
+        for each, handler in before.items():
+            signal.signal(each, handler)
     context.exit(0 if exact else 1)
 
 
@@ -94,5 +97,5 @@ def _show(tenants: int, files: Path | None, workers: int, batch: int, picture: P
     return show(load, workers=workers, batch=batch, picture=picture)
 
 
-def _terminate(*_: object) -> NoReturn:
-    sys.exit(128 + signal.SIGTERM)
+def _terminate(number: int, _: object) -> NoReturn:
+    sys.exit(128 + number)

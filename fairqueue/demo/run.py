@@ -72,13 +72,15 @@ def _running(place: Place, workers: int, batch: int) -> Iterator[dict[str, list[
     }
     everyone = [process for team in processes.values() for process in team]
     try:
-        # Inherited: Ctrl-C is for the demo alone, which then stops its workers.
-        interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # Inherited: Ctrl-C, or what else a whole group of processes is sent, is for the demo alone, which then stops
+        # its workers. One that died of it while it looked at `stop` would leave that locked.
+        before = {each: signal.signal(each, signal.SIG_IGN) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
         try:
             for process in everyone:
                 process.start()
         finally:
-            signal.signal(signal.SIGINT, interrupt)
+            for each, handler in before.items():
+                signal.signal(each, handler)
         for _ in everyone:
             while not ready.acquire(timeout=_LOOK):
                 if any(process.exitcode is not None for process in everyone):
