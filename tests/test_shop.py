@@ -31,7 +31,7 @@ from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
-from examples.shop.__main__ import FAILURES, Part, watch
+from examples.shop.__main__ import FAILURES, Part, main, watch
 from fairqueue import embedded
 from tests.acts import wait_until
 from tests.alembic_hosts import catalog
@@ -284,6 +284,39 @@ def test_the_shop(own_server: embedded.Server, shop: Shop) -> None:
             os.kill(pid, 0)
 
 
+def test_a_terminal_that_is_closed(own_server: embedded.Server) -> None:
+    """No process is left, though nothing can be printed any more."""
+    with subprocess.Popen(
+        [sys.executable, "-u", "-m", "examples.shop", "--workers", "1"],
+        cwd=ROOT,
+        env={**os.environ, "FAIRQUEUE_DSN": own_server.url()},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # noqa: PLW1509 (nohup ignores it)
+    ) as process:
+        assert process.stdout is not None
+        parts = []
+        try:
+            for line in process.stdout:
+                if match := re.search(r": process (\d+)", line):
+                    parts.append(int(match[1]))
+                if line.startswith("Ctrl-C stops everything."):
+                    break
+            process.stdout.close()
+            process.send_signal(signal.SIGHUP)
+            process.wait(60)
+            assert len(parts) == 3
+            for pid in parts:
+                with pytest.raises(ProcessLookupError):
+                    os.kill(pid, 0)
+        finally:
+            process.kill()
+            for pid in parts:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+
 def live(session: Session) -> int:
     count: int = session.execute(text("SELECT count(*) FROM fairqueue.message")).scalar_one()
     session.rollback()
@@ -302,6 +335,14 @@ def test_a_port_that_is_taken() -> None:
         )
     assert done.returncode == 2
     assert f"port {port} is taken: name another one" in done.stderr
+
+
+@pytest.mark.parametrize("port", ["65536", "-1"])
+def test_what_is_no_port(port: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["shop", f"--web={port}"])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert f"a port must be from 1 to 65535, not {port}\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("failures", [1, FAILURES])

@@ -54,9 +54,9 @@ class Part:
         try:
             self.process.wait(60)
         except subprocess.TimeoutExpired:
-            print(f"{self.name}: doesn't stop, is killed", flush=True)
             self.process.kill()
             self.process.wait()
+            print(f"{self.name}: didn't stop, was killed", flush=True)
 
 
 def main() -> None:
@@ -66,10 +66,13 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=3, metavar="N", help="worker processes (default: 3)")
     options = parser.parse_args()
     for port in (options.web, options.api):
+        if not 0 <= port < 2**16:
+            parser.error(f"a port must be from 1 to 65535, not {port}")
         if port and is_open(port):
             parser.error(f"port {port} is taken: name another one, or none to get a free one")
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stopping.set())
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the last as the terminal is closed
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+            signal.signal(number, lambda *_: stopping.set())
     with embedded.database_url() as url:  # FAIRQUEUE_DSN, or a server of our own that goes with us
         os.environ["DATABASE_URL"] = url
         alembic.command.upgrade(alembic.config.Config(Path(__file__).with_name("alembic.ini")), "head")
@@ -95,8 +98,8 @@ def run(url: str, web: int, api: int, workers: int) -> None:
             )
             print(hello, flush=True)
         watch(parts)
+        print("Stopping.", flush=True)  # not below: it fails where the terminal is gone
     finally:
-        print("Stopping.", flush=True)
         for part in parts:
             part.stop()
         for part in parts:
