@@ -306,6 +306,17 @@ class TestShared:
         with pytest.raises(EmbeddedError, match="too long for a socket"):
             embedded.shared(tmp_path / ("d" * 90))
 
+    @pytest.mark.parametrize("name", ["a,b", 'a"b'])
+    def test_a_home_that_no_url_can_name_is_refused(self, home: Path, name: str) -> None:
+        with pytest.raises(EmbeddedError, match="holds a comma or a quotation mark: set FAIRQUEUE_PG_HOME"):
+            embedded.shared(home / name)
+
+    def test_a_home_in_the_current_folder(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(home)
+        with embedded.shared(Path("here")) as server:
+            assert server.directory == home / "here/server"
+            assert query(server.dsn, "SELECT 1") == 1
+
 
 class TestBinaries:
     def test_the_variable_comes_first(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -377,6 +388,11 @@ class TestRoot:
             assert query(server.dsn, "SELECT 1") == 1
             assert home in Path(f"/proc/{server.pid}/exe").readlink().parents
         assert len(list(home.iterdir())) == 1
+
+    def test_a_home_that_the_account_cannot_reach(self, home: Path) -> None:
+        (home / "closed").mkdir(mode=0o700)
+        with pytest.raises(EmbeddedError, match=r"can't pass through a folder above .*: set FAIRQUEUE_PG_HOME"):
+            embedded.shared(home / "closed/home")
 
     def test_an_account_that_is_not_there(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for name in ("root", "not-an-account"):

@@ -98,7 +98,7 @@ def shared(home: Path | None = None, *, settings: Mapping[str, str] = {}, tcp: b
     the server. A process that is killed leaves the server running for the next one, which then stops it.
     """
     programs = usable_programs()
-    directory = own_directory(own_directory(home or home_directory()) / "server")
+    directory = own_directory(own_directory((home or home_directory()).absolute()) / "server")
     with locked(directory / "mutex"):
         users = held(directory / "users", fcntl.LOCK_SH)
         return Server(programs, directory, users, {**_SETTINGS, **settings}, tcp=tcp, temporary=False)

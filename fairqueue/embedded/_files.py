@@ -71,10 +71,10 @@ def own_directory(path: Path) -> Path:
     except FileExistsError:
         found = path.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-            message = f"{path} is not a directory of this user: remove it, or {_ELSEWHERE}."
+            message = f"{path} is not a directory of this user: remove it, or {ELSEWHERE}."
             raise EmbeddedError(message) from None
     except OSError as error:
-        raise EmbeddedError(f"{path} cannot be made ({error.strerror}): {_ELSEWHERE}.") from error
+        raise EmbeddedError(f"{path} cannot be made ({error.strerror}): {ELSEWHERE}.") from error
     return path
 
 
@@ -84,4 +84,4 @@ def traversable(path: Path) -> Path:
     return path
 
 
-_ELSEWHERE = "set FAIRQUEUE_PG_HOME (a durable server) or TMPDIR (a throw-away one) to a folder of yours"
+ELSEWHERE = "set FAIRQUEUE_PG_HOME (a durable server) or TMPDIR (a throw-away one) to a folder of yours"

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, Literal, Self
 from urllib.parse import quote, urlencode
 
-from fairqueue.embedded._files import EmbeddedError, locked, trying
+from fairqueue.embedded._files import ELSEWHERE, EmbeddedError, locked, trying
 from fairqueue.embedded._programs import Programs
 
 _PATIENCE = 60.0  # seconds for a start or a stop
@@ -160,6 +160,8 @@ class Server:
         if len(os.fsencode(sockets / f".s.PGSQL.{self.port}")) > _SOCKET_PATH_BYTES:
             message = f"{sockets} is too long for a socket: shorten FAIRQUEUE_PG_HOME or TMPDIR."
             raise EmbeddedError(message)
+        if {",", '"'} & {*str(sockets)}:  # libpq takes the one for several folders, PostgreSQL the other for their end
+            raise EmbeddedError(f"{sockets} holds a comma or a quotation mark: {ELSEWHERE}.")
         if not data.exists():
             self._initialise(data)
         elif (maker := (data / "PG_VERSION").read_text().strip()) != str(self._programs.major):
@@ -219,7 +221,10 @@ class Server:
             *(["--no-sync"] if self._temporary else []),
         )
         if done.returncode:
-            raise EmbeddedError(f"initdb failed as {self._programs.runner}: {done.stderr.strip()}")
+            problem = f"initdb failed as {self._programs.runner}: {done.stderr.strip()}"
+            if self._programs.account and "Permission denied" in problem:
+                problem += f"\nIt can't pass through a folder above {self.directory}: {ELSEWHERE}."
+            raise EmbeddedError(problem)
         fresh.rename(data)
 
     def _make(self, directory: Path) -> None:
