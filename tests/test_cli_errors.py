@@ -202,6 +202,14 @@ def test_a_schema_that_may_not_be_made(stranger: str) -> None:
     assert "its owner can GRANT CREATE ON DATABASE" in line
 
 
+def test_times_that_the_driver_cannot_read(database_url: str) -> None:
+    """The database, or the role, may have been given another DateStyle."""
+    environment = {"FAIRQUEUE_DSN": database_url, "PGDATESTYLE": "German"}
+    line = complaint("status", code=1, environment=environment)
+    assert line.startswith("can't parse timestamptz with DateStyle 'German, ")
+    assert line.endswith("; set PGDATESTYLE=ISO in the environment")
+
+
 @pytest.mark.parametrize("options", [["status"], ["status", "--json"], ["channel", "set", "acme", "--weight", "1"]])
 def test_a_closed_pipe_is_quiet(options: list[str], database_url: str) -> None:
     """Such as that to a pager which was left."""

@@ -44,14 +44,14 @@ def explained(error: Exception, *, for_owner: bool = False) -> Failed | None:
 
     :param for_owner: it is about something that no kind of role but the owner may do.
     """
-    if isinstance(error, InvalidValue):
+    if isinstance(error, InvalidValue | ArgumentError):
         return Invalid(str(error))
     if isinstance(error, FairqueueError):
         return Failed(str(error))
     if isinstance(error, DBAPIError):
         return Failed(_of_database(error, for_owner=for_owner))
-    if isinstance(error, ArgumentError):
-        return Invalid(str(error))
+    if isinstance(error, NotImplementedError) and "DateStyle" in str(error):  # of psycopg, as no error of a database
+        return Failed(f"{error}; set PGDATESTYLE=ISO in the environment")
     if isinstance(error, ImportError) and (error.name or "").partition(".")[0] in {"rich", "psycopg"}:
         package = (error.name or "").partition(".")[0]
         return Failed(f"{package} is not installed, or not in full; pip install 'fairqueue[cli]'")
