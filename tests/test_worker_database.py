@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine, create_engine, make_url, select, text
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DataError, DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
 
@@ -123,6 +123,22 @@ def test_a_reason_beyond_the_encoding(latin1: Engine, worker_of: WorkerOf) -> No
                 wait_until(lambda: is_empty(session))
             reasons = select(fq.DeadMessage.error).where(fq.DeadMessage.id.in_(ids)).order_by(fq.DeadMessage.id)
             assert session.scalars(reasons).all() == ["ValueError: 3 \\u20ac", "\\xe9 costs 3 \\u20ac"], kind
+
+
+def test_times_that_the_driver_cannot_read(session: Session, database_url: str) -> None:
+    """The worker doesn't begin: what it leased it couldn't read, until all would be dead letters."""
+    put(session, "acme")
+    engine = create_engine(database_url, connect_args={"options": "-c DateStyle=German"})
+    app = fq.Worker(engine)
+
+    @app.handler
+    def work(message: fq.LeasedMessage) -> None:
+        pass
+
+    with pytest.raises(DataError, match="DateStyle"), app:
+        pass
+    engine.dispose()
+    assert session.scalars(select(fq.Message.attempt)).all() == [0]
 
 
 @pytest.mark.parametrize("kind", ["plain session", "async session"])

@@ -37,7 +37,7 @@ CLOSING = 2.0
 #: Seconds between two tries at most, unless told otherwise.
 LONGEST = 10.0
 
-_LEVEL = text("SELECT current_setting('default_transaction_isolation')")
+_LOOK = text("SELECT current_setting('default_transaction_isolation') AS level, clock_timestamp()")
 
 #: Classes of SQLSTATE that say nothing against the statement: connection, the transaction's state, a login or a
 #: database that is refused, serialization and deadlock, resources, locks, an operator's intervention, the system.
@@ -60,8 +60,11 @@ class Database:
         self._alone = "READ COMMITTED"
 
     def look(self, session: Session) -> None:
-        """See what the server does without a BEGIN."""
-        if session.scalar(_LEVEL) == "read committed":
+        """See what the server does without a BEGIN, and that the driver can read a time.
+
+        Such as in a DateStyle that psycopg doesn't know: messages would be leased and not read, until they are dead.
+        """
+        if session.execute(_LOOK).one().level == "read committed":
             self._alone = "AUTOCOMMIT"
 
     async def run(self, function: Callable[[Session], T], *, alone: bool = False) -> T:
