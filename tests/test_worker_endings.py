@@ -99,11 +99,11 @@ class TestFailures:
         """It is an error of that dequeue: the worker goes on, and the message comes back when its lease is over."""
         put(session, "acme")
         app = worker_of(kind, lambda *_: None, lease=1)
-        failed: list[object] = []
+        reads: list[str] = []
 
         def read(value: str) -> datetime:
-            if not failed:
-                failed.append(value)
+            reads.append(value)
+            if len(reads) == 2:  # the first one is of the worker's start, without which it wouldn't begin
                 raise OverflowError("date value out of range")
             return datetime.fromisoformat(value)
 
@@ -121,7 +121,6 @@ class TestFailures:
         event.listen(getattr(app.engine, "sync_engine", app.engine), "connect", connected)
         with app:
             assert wait_for_endings(session, 1) == {"completed": 1}
-        assert failed
         assert "can't dequeue, trying again" in caplog.text
         assert "OverflowError: date value out of range" in caplog.text
 

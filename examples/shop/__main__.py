@@ -71,7 +71,7 @@ def main() -> None:
         if port and is_open(port):
             parser.error(f"port {port} is taken: name another one, or none to get a free one")
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the last as the terminal is closed
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
             signal.signal(number, lambda *_: stopping.set())
     with embedded.database_url() as url:  # FAIRQUEUE_DSN, or a server of our own that goes with us
         os.environ["DATABASE_URL"] = url
