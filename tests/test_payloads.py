@@ -224,13 +224,13 @@ class TestDeclared:
         assert perhaps.payload == {"orders": [ORDER, None]}
 
     def test_keys_that_json_has_none_of(self, session: Session) -> None:
-        class Numbered(fq.TypedMessage[list[dict[int, str]]]):
+        class WithNumbersForKeys(fq.TypedMessage[list[dict[int, str]]]):
             pass
 
-        session.add(Numbered("acme", [{1: "a"}]))
+        session.add(WithNumbersForKeys("acme", [{1: "a"}]))
         session.commit()
-        [numbered] = session.scalars(fq.dequeue(message_type=Numbered))
-        assert numbered.payload == [{1: "a"}]
+        [message] = session.scalars(fq.dequeue(message_type=WithNumbersForKeys))
+        assert message.payload == [{1: "a"}]
 
     def test_inherited_through_a_class_without_a_table(self, session: Session) -> None:
         P = TypeVar("P")
