@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, InterfaceError, OperationalError
 
 from fairqueue.errors import FairqueueError, InvalidValue
 
@@ -21,11 +21,10 @@ _CONNECTION = {
     "translate host name": "check the host of the database URL",
     "resolve host": "check the host of the database URL",
 }
-_DATE_STYLE = "set PGDATESTYLE=ISO in the environment"
 # Of the driver, about what it can't send or read: the connection is fine.
 _DRIVER = {
     "connection option": "check the options of the database URL",
-    "DateStyle": _DATE_STYLE,
+    "DateStyle": "set PGDATESTYLE=ISO in the environment",
     "timestamp too": "a time in the database is none that Python knows, as the end of a pause may be:"
     " `fairqueue channel resume` ends it",
 }
@@ -50,10 +49,10 @@ def explained(error: Exception, *, for_owner: bool = False) -> Failed | None:
         return Invalid(str(error))
     if isinstance(error, FairqueueError):
         return Failed(str(error))
+    if isinstance(error, NotImplementedError) and "DateStyle" in str(error):
+        error = DataError(None, None, error)  # psycopg has it as no error of a database; the worker has made it one
     if isinstance(error, DBAPIError):
         return Failed(_of_database(error, for_owner=for_owner))
-    if isinstance(error, NotImplementedError) and "DateStyle" in str(error):  # of psycopg, as no error of a database
-        return Failed(f"{error}; {_DATE_STYLE}")
     if isinstance(error, ImportError) and (error.name or "").partition(".")[0] in {"rich", "psycopg"}:
         package = (error.name or "").partition(".")[0]
         return Failed(f"{package} is not installed, or not in full; pip install 'fairqueue[cli]'")
