@@ -164,11 +164,12 @@ BEGIN
                 r.news_open, r.activations) f;
             v_written := false;
         END IF;
-        -- Signals come in faster than they are folded.
+        -- Signals come in faster than they are folded. More names than messages are served: until all that are ready have
+        -- had their turn, all between them have been looked for. A name costs more than a signal.
         IF v_has_news THEN
             SELECT w.swept, w.activations, least(w.due_floor, r.due_floor), v_uncounted OR w.uncounted
             INTO r.swept, r.activations, r.due_floor, v_uncounted
-            FROM scheduler_sweep(v_queue, r.turn, r.vtime, v_now, v_news, v_first_id, r.swept, r.activations) w;
+            FROM scheduler_sweep(v_queue, r.turn, r.vtime, v_now, v_news / 4, v_first_id, r.swept, r.activations) w;
         END IF;
         -- A policy that is known to have changed holds before anything is served: one of which many channels, or many ends
         -- of leases, came first; and a limit that was committed in the middle of this, after the signals were read that
