@@ -22,8 +22,6 @@ from .systems import SYSTEMS
 
 #: Seconds from "go" to the start, for everybody to have heard it.
 _HEADSTART = 0.05
-#: Calls before it counts, for connections and plans to be warm.
-_WARM = 6
 
 
 @dataclass(frozen=True)
@@ -35,8 +33,8 @@ class Task:
     seconds: float | None = None
     #: Keep the order of service.
     timed: bool = False
-    #: Begin with some calls that don't count.
-    warm: bool = True
+    #: Begin with so many calls that don't count, for connections and plans to be warm.
+    warm: int = 6
     #: PostgreSQL's synchronous_commit; or "completions": off for dequeues alone, as a lost lease is but a redelivery.
     #: fq.Worker does it so.
     durability: str = "on"
@@ -150,7 +148,7 @@ def connect(stack: contextlib.ExitStack, dsn: str, system: str, durability: str)
 def work(pipe: Connection, pair: tuple[Any, Any], name: str, task: Task) -> Outcome:
     system, outcome = SYSTEMS[name], Outcome()
     taking, ending = pair
-    for _ in range(_WARM if task.warm else 0):
+    for _ in range(task.warm):
         system.complete(ending, system.dequeue(taking, task.batch, timed=task.timed))
     ahead = _ahead(taking) if task.timed else 0.0
     pipe.send(True)

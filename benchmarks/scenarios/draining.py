@@ -47,7 +47,7 @@ def cases(size: Size) -> list[Case]:
 def measure(cell: Cell, bench: Bench) -> Iterable[Record]:
     backlog = _BACKLOG[bench.size.name]
     # Not warmed by calls that don't count, as all of the backlog counts; the drain before the first one does it.
-    task = Task(cell.batch, warm=False, durability=cell.durability)
+    task = Task(cell.batch, warm=0, durability=cell.durability)
     before = Task(100, durability=cell.durability)
     systems = bench.taking_part(cell.systems)
     fills = {system.name: Fill(backlog, cell.channels, payload_of(cell.payload)) for system in systems}

@@ -178,7 +178,7 @@ def _serve(
             finally:
                 connection.close()
             patience = _PATIENCE[bench.size.name]
-            task = Task(batch, patience, timed=True, warm=False, durability=_DURABILITY[bench.size.name], work=work)
+            task = Task(batch, patience, timed=True, warm=0, durability=_DURABILITY[bench.size.name], work=work)
             order = in_order(bench.consumers.run(consumers, databases[name], name, task))
         if len(order) < len(rows):
             unfinished.add(name)
