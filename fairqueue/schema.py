@@ -101,6 +101,16 @@ _OTHER_PATH = text("""
         AND NOT starts_with(c.setting, 'search_path=' || :quoted || ',')
     LIMIT 1""")
 
+# A table of which the queue learns nothing: as a restore of the data alone leaves it that broke off.
+_SILENT = text("""
+    SELECT c.relname
+    FROM pg_catalog.pg_trigger t
+    JOIN pg_catalog.pg_class c ON c.oid = t.tgrelid
+    JOIN pg_catalog.pg_proc p ON p.oid = t.tgfoid AND p.pronamespace = c.relnamespace
+    JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+    WHERE n.nspname = :schema AND t.tgenabled IN ('D', 'R')
+    ORDER BY c.relname LIMIT 1""")
+
 
 # The revision may be there, and not have been run.
 _MIGRATE = "run the application's migrations (alembic upgrade head), or write a revision with"
@@ -175,13 +185,20 @@ def installed_version(connection: Connection, schema: str | None = None) -> int:
 def works_with(connection: Connection, schema: str, found: int) -> bool:
     """Whether this library does with the installed version: its own, or a later one that still serves it.
 
-    Raises :class:`SchemaVersionError` where it would with neither, as the schema was renamed.
+    Raises :class:`SchemaVersionError` where it would with neither, as the schema was renamed or triggers are off.
     """
     path = connection.scalar(_OTHER_PATH, {"schema": schema, "quoted": quote(schema)})
     if path is not None:
         raise SchemaVersionError(
             f"schema {schema!r} was renamed, its functions still look for tables in {path.removesuffix(', pg_temp')}:"
             " rename it back, or tell them by what docs/operations.md says of renaming"
+        )
+    table = connection.scalar(_SILENT, {"schema": schema})
+    if table is not None:
+        name = f"{quote(schema)}.{quote(table)}"
+        raise SchemaVersionError(
+            f"triggers of {name} are switched off, so the queue learns nothing of what is written there:"
+            f" ALTER TABLE {name} ENABLE TRIGGER USER; then `fairqueue check --repair` makes known what was"
         )
     if found <= HEAD:
         return found == HEAD

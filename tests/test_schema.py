@@ -365,6 +365,30 @@ class TestVersion:
         with engine.connect() as connection, pytest.raises(fq.SchemaVersionError, match=r"0 to .* between 0 and 99"):
             schema.uninstall(connection)
 
+    @pytest.mark.parametrize("how", ["DISABLE TRIGGER ALL", "ENABLE REPLICA TRIGGER message_enqueued"])
+    def test_triggers_that_are_switched_off(self, engine: Engine, how: str) -> None:
+        """Nobody would learn of what is enqueued. The application's own triggers are its own business."""
+        run(
+            engine,
+            [
+                "CREATE FUNCTION public.own() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'",
+                "CREATE TRIGGER own AFTER INSERT ON fairqueue.message EXECUTE FUNCTION public.own()",
+                "ALTER TABLE fairqueue.message DISABLE TRIGGER own",
+            ],
+        )
+        with engine.connect() as connection:
+            fq.verify(connection)
+        run(engine, [f"ALTER TABLE fairqueue.message {how}"])
+        with engine.connect() as connection, pytest.raises(fq.SchemaVersionError) as error:
+            fq.verify(connection)
+        assert str(error.value) == (
+            "triggers of fairqueue.message are switched off, so the queue learns nothing of what is written there:"
+            " ALTER TABLE fairqueue.message ENABLE TRIGGER USER; then `fairqueue check --repair` makes known what was"
+        )
+        run(engine, ["ALTER TABLE fairqueue.message ENABLE TRIGGER USER"])
+        with engine.connect() as connection:
+            fq.verify(connection)
+
     def test_steps_that_are_none(self) -> None:
         for steps, start, end in (
             (schema.upgrade_sql, 1, 99),
