@@ -63,5 +63,5 @@ class Child:
         self._process.join()
 
     def _gone(self) -> ProcessFailed:
-        self._process.join(1)
+        self._process.join(60)  # who has closed the pipe is about to end, however busy the machine
         return ProcessFailed(f"{self._process.name} is gone, exit code {self._process.exitcode}")
