@@ -196,13 +196,13 @@ def test_completions_go_in_batches(
     batches: list[int] = []
     send = Reporter.send
 
-    async def hold(reporter: Reporter, batch: Any) -> None:
-        batches.append(len(batch))
+    async def hold(reporter: Reporter, decision: fq.worker.Decision, jobs: list[Any]) -> None:
+        batches.append(len(jobs))
         reporting.set()
         async with asyncio.timeout(30):
             while len(reporter.unreported) < 20 and len(batches) == 1:  # noqa: ASYNC110 - it is no event
                 await asyncio.sleep(0.01)
-        await send(reporter, batch)
+        await send(reporter, decision, jobs)
 
     def plain(message: fq.LeasedMessage[Any]) -> None:
         assert message.id == 1 or reporting.wait(30)
@@ -222,18 +222,18 @@ def test_completions_go_in_batches(
 def test_each_decision_is_a_transaction(session: Session, engine_of: EngineOf, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else one that waits for a message would keep the others locked, and it could come to a deadlock."""
     put_all(session, {"acme": 6})
-    groups: list[list[str]] = []
+    groups: list[tuple[str, int]] = []
     send = Reporter.send
     reporting = threading.Event()
     gone = fq.Cancel("gone")
 
-    async def hold(reporter: Reporter, group: Any) -> None:
-        groups.append(sorted(type(decision).__name__ for _, decision in group))
+    async def hold(reporter: Reporter, decision: fq.worker.Decision, jobs: list[Any]) -> None:
+        groups.append((type(decision).__name__, len(jobs)))
         reporting.set()
         async with asyncio.timeout(30):
             while len(reporter.unreported) < 6 and len(groups) == 1:  # noqa: ASYNC110 - it is no event
                 await asyncio.sleep(0.01)
-        await send(reporter, group)
+        await send(reporter, decision, jobs)
 
     def handle(message: fq.LeasedMessage[Any]) -> fq.Cancel | None:
         assert message.id == 1 or reporting.wait(30)
@@ -244,8 +244,8 @@ def test_each_decision_is_a_transaction(session: Session, engine_of: EngineOf, m
     app.handler(handle)
     with app:
         assert wait_for_endings(session, 6) == {"completed": 3, "cancelled": 3}
-    assert groups[0] == ["Decision"]
-    assert sorted(groups[1:]) == [["Cancel"] * 3, ["Decision"] * 2]
+    assert groups[0] == ("Decision", 1)
+    assert sorted(groups[1:]) == [("Cancel", 3), ("Decision", 2)]
 
 
 @pytest.mark.parametrize(

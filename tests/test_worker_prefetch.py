@@ -371,9 +371,9 @@ def held_reports(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     report = threading.Event()
     send = Reporter.send
 
-    async def hold(reporter: Reporter, group: Any) -> None:
+    async def hold(reporter: Reporter, *what: Any) -> None:
         await to_thread.run_sync(report.wait, 30)
-        await send(reporter, group)
+        await send(reporter, *what)
 
     monkeypatch.setattr(Reporter, "send", hold)
     return report

@@ -142,7 +142,7 @@ class _Draining:
             outcome = handled.outcome
             if outcome is None:
                 with _session(bind) as session:
-                    (outcome,) = apply(session, [(message, handled.decision)])
+                    (outcome,) = apply(session, handled.decision, [message])
                     session.commit()
             drained.append((message, outcome))
             error = handled.error

@@ -17,9 +17,8 @@ the code, rolls that back first, as any exception does.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Text, cast
 from sqlalchemy.orm import Session
@@ -33,10 +32,9 @@ from fairqueue.schedule import check_seconds
 if TYPE_CHECKING:
     from fairqueue.consuming import Results
 
-__all__ = ["COMPLETE", "Cancel", "DeadLetter", "Decision", "Defer", "Retry", "alike", "apply"]
+__all__ = ["COMPLETE", "Cancel", "DeadLetter", "Decision", "Defer", "Retry", "apply"]
 
 Message = LeasedMessage[Any]
-T = TypeVar("T")
 
 
 class Decision(Exception):
@@ -146,22 +144,6 @@ class Defer(Decision):
 COMPLETE = Decision()
 
 
-def alike(decided: Iterable[tuple[T, Decision]]) -> list[tuple[Decision, list[T]]]:
-    """Each decision once, with all that have this very one."""
-    groups: dict[int, tuple[Decision, list[T]]] = {}
-    for what, decision in decided:
-        groups.setdefault(id(decision), (decision, []))[1].append(what)
-    return list(groups.values())
-
-
-def apply(session: Session, decisions: Sequence[tuple[Message, Decision]]) -> list[Outcome]:
-    """Send the decisions to the database; the caller commits. Returns what happened to each message, in that order.
-
-    Completions go in one statement, as do all messages with the very same decision.
-    """
-    outcomes: dict[int, Outcome] = {}
-    for decision, places in alike((place, decision) for place, (_, decision) in enumerate(decisions)):
-        statement = decision.statement([decisions[place][0] for place in places])
-        rows = session.execute(statement, bind_arguments=_BIND).all()
-        outcomes.update((place, Outcome(row.result)) for place, row in zip(places, rows, strict=True))
-    return [outcomes[place] for place in range(len(decisions))]
+def apply(session: Session, decision: Decision, messages: list[Message]) -> list[Outcome]:
+    """Send a decision to the database; the caller commits. Returns what happened to each message, in that order."""
+    return [Outcome(row.result) for row in session.execute(decision.statement(messages), bind_arguments=_BIND)]

@@ -159,7 +159,7 @@ def settle(session: Session, message: LeasedMessage[Any], decision: Decision) ->
     """Commit what the handler wrote together with what becomes of its message; or, if the lease was over, neither."""
     # By itself: where apply() does it, SQLAlchemy's error begins with words about a query and its autoflush.
     session.flush()
-    (outcome,) = apply(session, [(message, decision)])
+    (outcome,) = apply(session, decision, [message])
     if outcome in decision.outcomes:
         session.commit()
     else:
