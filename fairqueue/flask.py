@@ -105,8 +105,7 @@ class FairQueue:
         known = {} if db is None else installations(db.metadata)
         schema = app.config.setdefault("FAIRQUEUE_SCHEMA", next(iter(known), DEFAULT_SCHEMA))
         check_schema_name(schema)
-        managed = schema not in known or known[schema].manage
-        manage = check_flag("FAIRQUEUE_MANAGE", app.config.setdefault("FAIRQUEUE_MANAGE", managed))
+        manage = check_flag("FAIRQUEUE_MANAGE", app.config.setdefault("FAIRQUEUE_MANAGE", known.get(schema, True)))
         if db is not None:
             attach(db.metadata, schema, manage=manage)
         if isinstance(engine, Engine):

@@ -14,7 +14,6 @@ Alembic, ``revision --autogenerate`` writes the one line that installs or upgrad
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, MetaData, event
@@ -22,19 +21,9 @@ from sqlalchemy import Connection, MetaData, event
 from . import schema as _schema
 from .errors import InvalidValue
 
-__all__ = ["Installation", "attach", "installations"]
+__all__ = ["attach", "installations"]
 
 _KEY = "fairqueue"
-
-
-@dataclass(frozen=True)
-class Installation:
-    """What :func:`attach` noted: which version of fairqueue a metadata expects in which schema."""
-
-    schema: str
-    version: int
-    #: False: another application's history installs it.
-    manage: bool
 
 
 def attach(metadata: MetaData, schema: str = _schema.DEFAULT_SCHEMA, *, manage: bool = True) -> None:
@@ -51,14 +40,14 @@ def attach(metadata: MetaData, schema: str = _schema.DEFAULT_SCHEMA, *, manage: 
     if not isinstance(metadata, MetaData):
         raise InvalidValue(f"metadata must be a MetaData, not {metadata!r}: give that of your models, Base.metadata")
     _schema.check_schema_name(schema)
-    known = metadata.info.setdefault(_KEY, {})
+    known: dict[str, bool] = metadata.info.setdefault(_KEY, {})
     first = schema not in known
-    known[schema] = Installation(schema, _schema.HEAD, manage)
+    known[schema] = manage
     if not first:
         return
 
     def install(target: MetaData, connection: Connection, **_: Any) -> None:
-        if known[schema].manage:
+        if known[schema]:
             _check_no_mock(connection)
             _schema.check_dialect(connection.dialect)
             if any(table.schema is None for table in target.tables.values()):
@@ -66,7 +55,7 @@ def attach(metadata: MetaData, schema: str = _schema.DEFAULT_SCHEMA, *, manage: 
             _schema.install(connection, schema)
 
     def uninstall(target: MetaData, connection: Connection, **of_event: Any) -> None:
-        if known[schema].manage and _drops_all(target, of_event.get("_ddl_runner")):
+        if known[schema] and _drops_all(target, of_event.get("_ddl_runner")):
             _check_no_mock(connection)
             _schema.uninstall(connection, schema)
 
@@ -88,7 +77,7 @@ def _drops_all(metadata: MetaData, dropper: Any) -> bool:
     return chosen is None or (bool(chosen) and {*metadata.tables.values()} <= {*chosen})
 
 
-def installations(metadata: MetaData) -> dict[str, Installation]:
-    """The installations attached to ``metadata``, by schema."""
-    attached: dict[str, Installation] = metadata.info.get(_KEY, {})
+def installations(metadata: MetaData) -> dict[str, bool]:
+    """The schemas attached to ``metadata``, each with its ``manage``."""
+    attached: dict[str, bool] = metadata.info.get(_KEY, {})
     return attached

@@ -24,10 +24,9 @@ from typing import TYPE_CHECKING, Any
 from alembic.util import DispatchPriority, PriorityDispatchResult
 from sqlalchemy import MetaData
 
+from fairqueue import schema as _schema
 from fairqueue.errors import InvalidValue
-from fairqueue.installation import Installation
 from fairqueue.installation import installations as attached
-from fairqueue.schema import check_apart, installed_version, mismatch
 
 from .ops import FairqueueOp, move
 
@@ -39,12 +38,15 @@ if TYPE_CHECKING:
 __all__ = ["installations", "setup"]
 
 
-def installations(metadata: MetaData | Sequence[MetaData] | None) -> dict[str, Installation]:
-    """What :func:`fairqueue.attach` has noted in the target metadata of an env.py, by schema."""
+def installations(metadata: MetaData | Sequence[MetaData] | None) -> dict[str, bool]:
+    """The schemas attached to the target metadata of an env.py, each with its ``manage``."""
     several = [metadata] if isinstance(metadata, MetaData) else metadata or []
-    found = [installation for each in several for installation in attached(each).values()]
-    # Where two applications share an env.py, the one that manages the schema counts.
-    return {installation.schema: installation for installation in sorted(found, key=lambda each: each.manage)}
+    found: dict[str, bool] = {}
+    for each in several:
+        for schema, manage in attached(each).items():
+            # Where two applications share an env.py, the one that manages the schema counts.
+            found[schema] = manage or found.get(schema, False)
+    return found
 
 
 def compare(context: AutogenContext, upgrade_ops: UpgradeOps) -> PriorityDispatchResult:
@@ -54,16 +56,16 @@ def compare(context: AutogenContext, upgrade_ops: UpgradeOps) -> PriorityDispatc
     the way up and before it on the way down.
     """
     assert context.connection is not None  # autogenerate always has one
-    for installation in installations(context.metadata).values():
-        check_apart(context.connection, installation.schema)
-        _check_no_table_of_theirs(context, installation.schema)
-        if not installation.manage:
+    for schema, manage in installations(context.metadata).items():
+        _schema.check_apart(context.connection, schema)
+        _check_no_table_of_theirs(context, schema)
+        if not manage:
             continue
-        found = installed_version(context.connection, installation.schema)
-        if found > installation.version:
-            raise mismatch(installation.schema, found)
-        if found != installation.version:
-            upgrade_ops.ops.append(move(found, installation.version, installation.schema))
+        found = _schema.installed_version(context.connection, schema)
+        if found > _schema.HEAD:
+            raise _schema.mismatch(schema, found)
+        if found != _schema.HEAD:
+            upgrade_ops.ops.append(move(found, _schema.HEAD, schema))
     return PriorityDispatchResult.CONTINUE
 
 
@@ -74,7 +76,7 @@ def prune(context: AutogenContext, upgrade_ops: UpgradeOps) -> PriorityDispatchR
     would create them, and alembic_utils would drop our functions: each sees only the part that it knows.
     """
     ours = installations(context.metadata)
-    upgrade_ops.ops[:] = [op for op in upgrade_ops.ops if isinstance(op, FairqueueOp) or _schema(op) not in ours]
+    upgrade_ops.ops[:] = [op for op in upgrade_ops.ops if isinstance(op, FairqueueOp) or _schema_of(op) not in ours]
     return PriorityDispatchResult.CONTINUE
 
 
@@ -92,7 +94,7 @@ def _check_no_table_of_theirs(context: AutogenContext, schema: str) -> None:
             )
 
 
-def _schema(op: Any) -> str | None:
+def _schema_of(op: Any) -> str | None:
     """The schema of one of Alembic's operations, or of alembic_utils', which keep it in a target."""
     schema: str | None = getattr(getattr(op, "target", op), "schema", None)
     return schema
