@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -36,7 +37,38 @@ class _Unset:
 UNSET: Any = _Unset()
 
 
-class Queue(Base):
+# What each setting has to be, of a queue, of a channel, and as a queue's default for its channels.
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "queue": check_name,
+    "name": check_name,
+    "weight": lambda field, value: check_number(field, value, 0.01, 1000),
+    "max_concurrency": lambda field, value: check_count(field, value, 1),
+    "release_interval_ms": lambda field, value: check_count(field, value, 0, 1000 * YEAR),
+    "burst": lambda field, value: check_count(field, value, 1, 1_000_000),
+    "max_size": lambda field, value: check_count(field, value, 1),
+    "overflow": lambda field, value: check_choice(field, value, "reject", "drop"),
+    "paused": check_flag,
+    "resume_at": check_end,
+    "max_attempts": lambda field, value: check_count(field, value, 1),
+    "backoff": lambda field, value: check_seconds(field, value, maximum=YEAR),
+    "max_backoff": lambda field, value: check_seconds(field, value, maximum=YEAR),
+    "history_days": lambda field, value: check_count(field, value, 0, 36_500),
+}
+
+
+class _Policy(Base):
+    """Checks what is set. None is a value where the column takes it."""
+
+    __abstract__ = True
+
+    @validates(*_CHECKS, *(f"channel_{field}" for field in _CHECKS))
+    def _check(self, field: str, value: Any) -> Any:
+        if value is None and self.__table__.c[field].nullable:
+            return None
+        return _CHECKS[field.removeprefix("channel_")](field, value)
+
+
+class Queue(_Policy):
     """Policy of a queue, a namespace of channels, and the default policy of its channels. A row is optional.
 
     What is left out is the default in a new row; ``session.merge()`` leaves it as it is in one that is there.
@@ -134,36 +166,8 @@ class Queue(Base):
             ),
         )
 
-    @validates("name")
-    def _check_name(self, field: str, value: str) -> str:
-        return check_name(field, value)
 
-    @validates("paused", "resume_at")
-    def _check_pause(self, field: str, value: Any) -> Any:
-        return _check_pause(field, value)
-
-    @validates("max_concurrency", "channel_max_concurrency", "channel_max_size")
-    def _check_limit(self, field: str, value: int | None) -> int | None:
-        return None if value is None else check_count(field, value, 1)
-
-    @validates("max_attempts")
-    def _check_attempts(self, field: str, value: int) -> int:
-        return check_count(field, value, 1)
-
-    @validates("backoff", "max_backoff")
-    def _check_backoff(self, field: str, value: float | timedelta) -> float:
-        return check_seconds(field, value, maximum=YEAR)
-
-    @validates("history_days")
-    def _check_days(self, field: str, value: int) -> int:
-        return check_count(field, value, 0, 36_500)
-
-    @validates("channel_weight", "channel_release_interval_ms", "channel_burst", "channel_overflow")
-    def _check_default(self, field: str, value: Any) -> Any:
-        return _CHECKS[field.removeprefix("channel_")](field, value)
-
-
-class Channel(Base):
+class Channel(_Policy):
     """Policy of a channel. A row is optional: without one the defaults of the queue apply, as they do for None.
 
     What is left out is None in a new row; ``session.merge()`` leaves it as it is in one that is there::
@@ -243,29 +247,6 @@ class Channel(Base):
             ),
         )
 
-    @validates("queue", "name")
-    def _check_name(self, field: str, value: str) -> str:
-        return check_name(field, value)
-
-    @validates("weight", "max_concurrency", "release_interval_ms", "burst", "max_size", "overflow")
-    def _check_policy(self, field: str, value: Any) -> Any:
-        return None if value is None else _CHECKS[field](field, value)
-
-    @validates("paused", "resume_at")
-    def _check_pause(self, field: str, value: Any) -> Any:
-        return _check_pause(field, value)
-
-
-# What an operator may set for a channel, whether in its own policy or as the default of its queue.
-_CHECKS: dict[str, Any] = {
-    "weight": lambda field, value: check_number(field, value, 0.01, 1000),
-    "max_concurrency": lambda field, value: check_count(field, value, 1),
-    "release_interval_ms": lambda field, value: check_count(field, value, 0, 1000 * YEAR),
-    "burst": lambda field, value: check_count(field, value, 1, 1_000_000),
-    "max_size": lambda field, value: check_count(field, value, 1),
-    "overflow": lambda field, value: check_choice(field, value, "reject", "drop"),
-}
-
 
 def _given(**values: Any) -> dict[str, Any]:
     """The values that were not left out. A time to resume is given only with a pause, which has no other end."""
@@ -275,9 +256,3 @@ def _given(**values: Any) -> dict[str, Any]:
     if "paused" in given:
         given.setdefault("resume_at", None)  # or a merge would keep that of the last pause
     return given
-
-
-def _check_pause(field: str, value: Any) -> Any:
-    if field == "paused":
-        return check_flag(field, value)
-    return None if value is None else check_end(field, value)
