@@ -201,15 +201,14 @@ def _statement(queue: str | None, limit: int | None) -> Executable:
         .subquery("ranked")
     )
     shown = true() if limit is None else or_(ranked.c.is_queue, ranked.c.place <= limit)
-    of_queue = case((ranked.c.is_queue, true()), else_=false())
     return (
         select(
             now.c.at,
             *ranked.c,
-            case((of_queue, Queue.paused), else_=func.coalesce(Channel.paused, false())).label("paused"),
-            case((of_queue, Queue.resume_at), else_=Channel.resume_at).label("resume_at"),
+            case((ranked.c.is_queue, Queue.paused), else_=func.coalesce(Channel.paused, false())).label("paused"),
+            case((ranked.c.is_queue, Queue.resume_at), else_=Channel.resume_at).label("resume_at"),
             case(
-                (of_queue, Queue.max_concurrency),
+                (ranked.c.is_queue, Queue.max_concurrency),
                 else_=func.coalesce(Channel.max_concurrency, Queue.channel_max_concurrency),
             ).label("max_concurrency"),
             func.coalesce(Channel.release_interval_ms, Queue.channel_release_interval_ms, 0).label(
