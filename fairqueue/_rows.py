@@ -88,7 +88,7 @@ def insert_many(batch: list[Record]) -> Executable:
     """The statement that inserts all records and returns their ids, in the order of the records."""
     lists = dict(zip(Record._fields, _arrays(batch), strict=True))
     # A backoff of 0 is one, too.
-    rare = {name for name in _RARE if all(record[_PLACES[name]] is None for record in batch)}
+    rare = {name for name in _RARE if all(getattr(record, name) is None for record in batch)}
     used = [name for name in Record._fields if name not in rare]
     row = (
         func.unnest(*(lists[name] for name in used))
@@ -122,9 +122,6 @@ def copy_records(rows: Iterable[MessageRow], now: int) -> Iterator[tuple[Any, ..
         if when is None:
             when = now + math.ceil((record.delay or 0) * 1000)
         yield record._replace(dequeue_at=when)[:-1]
-
-
-_PLACES = {name: place for place, name in enumerate(Record._fields)}
 
 
 def _arrays(batch: list[Record]) -> list[ColumnElement[Any]]:

@@ -146,7 +146,7 @@ class TypedMessage(Base, Generic[P]):
             "max_attempts": max_attempts,
             "backoff": backoff,
         }
-        if hasattr(type(self), "body") and type(self).body is not None:
+        if type(self).body is not None:
             values["body"] = body
         elif body is not None:
             raise InvalidValue(f"body can't be given: the payload of {type(self).__name__} is the body")
