@@ -35,7 +35,7 @@ class FairqueueOp(MigrateOperation):
 
     directive: ClassVar[str]
 
-    def __init__(self, start: int, end: int, schema: str) -> None:
+    def __init__(self, start: int, end: int, schema: str = DEFAULT_SCHEMA) -> None:
         self.start = start
         self.end = end
         self.schema = schema
@@ -96,9 +96,6 @@ class CreateFairqueueOp(FairqueueOp):
 class UpgradeFairqueueOp(FairqueueOp):
     directive = "upgrade_fairqueue"
 
-    def __init__(self, start: int, end: int, schema: str = DEFAULT_SCHEMA) -> None:
-        super().__init__(start, end, schema)
-
     @classmethod
     def upgrade_fairqueue(cls, operations: Operations, start: int, end: int, *, schema: str = DEFAULT_SCHEMA) -> None:
         """Take an installed queue from version ``start`` to the newer ``end``, with its messages.
@@ -113,9 +110,6 @@ class UpgradeFairqueueOp(FairqueueOp):
 @Operations.register_operation("downgrade_fairqueue")
 class DowngradeFairqueueOp(FairqueueOp):
     directive = "downgrade_fairqueue"
-
-    def __init__(self, start: int, end: int, schema: str = DEFAULT_SCHEMA) -> None:
-        super().__init__(start, end, schema)
 
     @classmethod
     def downgrade_fairqueue(cls, operations: Operations, start: int, end: int, *, schema: str = DEFAULT_SCHEMA) -> None:
