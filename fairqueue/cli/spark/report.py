@@ -57,6 +57,7 @@ def report(
     DIR, which takes the place of an older report. Weights come from the database; with --archive, if one is named.
     Rights: observer.
     """
+    from fairqueue.spark.engine.place import options_of
     from fairqueue.spark.reporting.windows import check_order, parse_window
 
     length = parse_window(window)
@@ -64,7 +65,7 @@ def report(
     folder = _writable(out)
     weights = _weights(target) if archive is None or target.place is not None else None
     # Before Spark starts, whose processes find a password in its environment.
-    options = {} if archive else _options(target)
+    options = {} if archive else options_of(target)
     with spark() as session:
         from fairqueue.spark.reporting import page, summary
         from fairqueue.spark.reporting import report as compute
@@ -99,12 +100,6 @@ def _writable(out: str) -> Path:
     if not there.is_dir() or not os.access(there, os.W_OK):
         raise Failed(f"--out: {out!r} can't be written: {there} is no folder that you may write to")
     return folder
-
-
-def _options(target: Target) -> dict[str, str]:
-    from fairqueue.spark.engine.place import options_of
-
-    return options_of(target)
 
 
 def _from_database(

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fairqueue.cli.base import Command, Failed
+from fairqueue.cli.base import Command
 from fairqueue.cli.output import echo, make_console, make_table, number, printable
 from fairqueue.cli.types import OutputFile
 
-from .base import Start, session_options
+from .base import Start, extra, session_options
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -127,13 +127,11 @@ def simulate(
     task of its own, with the same messages for each scheduler. Quiet is the half of the tenants that sends least, noisy
     the one in a hundred that sends most. The time that a database takes, batches and leases are left out.
     """
-    try:
+    with extra():
         from fairqueue.spark.simulation import Scenario, grid
         from fairqueue.spark.simulation.arrivals import read_arrivals
         from fairqueue.spark.simulation.picture import draw
         from fairqueue.spark.simulation.words import answer
-    except ModuleNotFoundError as error:
-        raise Failed(f"{error.name} is not installed; pip install 'fairqueue[spark]'") from None
     given = {name: value for name, value in values.items() if value is not None}
     if arrivals is not None:
         given.setdefault("workload", ["file"])
