@@ -205,11 +205,9 @@ def redrive(target: Target, ids: Sequence[int], queue: str | None, channel: str 
     _check_channel(queue, channel)
     if bool(ids) == (queue is not None):
         raise click.UsageError("which ones? give either their IDs, or --queue")
+    statement = redrive(list(ids)) if queue is None else redrive(queue=queue, channel=channel)
     with target.session() as session:
-        if queue is None:
-            results = session.execute(redrive(list(ids))).all()
-        else:
-            results = session.execute(redrive(queue=queue, channel=channel)).all()
+        results = session.execute(statement).all()
         session.commit()
     _report(results, as_json)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console
@@ -50,18 +49,15 @@ class Display:
             self._console.print("Files done so far:")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._bars.stop()
 
     def show(self, done: Done) -> None:
         """The next figures: how many files are done."""
         now = time.monotonic()
         if not any(map(sum, done.values())):
-            self._begun = self._told = (
-                now  # the clock starts with the uploads, not with the processes that wait for them
-            )
+            # The clock starts with the uploads, not with the processes that wait for them.
+            self._begun = self._told = now
         seconds = f"{now - self._begun:.1f} s"
         tasks = {task.id: task for task in self._bars.tasks}
         for name, counts in done.items():
