@@ -33,15 +33,15 @@ from typing import TYPE_CHECKING, Any, overload
 from sqlalchemy import Text, cast, column, select
 
 from ._functions import SchemaFunction
+from ._sessions import run_in
 from .models.base import check_flag, check_name
-from .producing import _run
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
     from sqlalchemy.ext.asyncio import AsyncConnection
     from sqlalchemy.orm import Session
 
-    from .producing import AnyAsyncSession, SyncSession
+    from ._sessions import AnyAsyncSession, SyncSession
 
 __all__ = ["Difference", "check"]
 
@@ -92,4 +92,4 @@ def check(session: Any, queue: str | None = None, *, repair: bool = False) -> An
             session.execute(select(SchemaFunction("queue_repair", cast(broken, Text))))
         return differences
 
-    return _run(session, run)
+    return run_in(session, run, or_connection=True)

@@ -60,16 +60,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from sqlalchemy import BigInteger, Connection, Double, Integer, LargeBinary, Text, cast, event, literal, select
 from sqlalchemy.dialects.postgresql import JSONB
-from sqlalchemy.orm import Session
 from sqlalchemy.util import await_only
 
 from ._functions import SchemaFunction
 from ._rows import COPY_COLUMNS, MessageRow, Record, copy_records, create_many, insert_many, record_of, records
-from .errors import FairqueueError, InvalidValue, translated
+from ._sessions import BIND, run_in, session_of
+from .errors import FairqueueError, InvalidValue
 from .models import Message
 from .models.base import check_choice
 from .schedule import clock
@@ -77,20 +77,13 @@ from .schema import quote, schema_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Select
-    from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
-    from sqlalchemy.orm import scoped_session
+    from sqlalchemy.orm import Session
 
-    SyncSession = Session | scoped_session[Any]
-    AnyAsyncSession = AsyncSession | async_scoped_session[Any]
+    from ._sessions import AnyAsyncSession, SyncSession
 
 __all__ = ["MessageRow", "OnConflict", "enqueue", "enqueue_copy", "enqueue_many", "enqueue_unique"]
 
-T = TypeVar("T")
-
 OnConflict = Literal["raise", "ignore", "replace"]
-
-#: Where a session has several databases, its messages' is asked.
-_BIND = {"mapper": Message}
 
 
 def enqueue(
@@ -129,7 +122,7 @@ def enqueue(
         max_attempts=max_attempts,
         backoff=backoff,
     )
-    _session(session).add(message)
+    session_of(session).add(message)
     return message
 
 
@@ -195,9 +188,9 @@ def enqueue_unique(
 
     def run(session: Session) -> int:
         session.flush()
-        return session.scalars(statement, bind_arguments=_BIND).one()
+        return session.scalars(statement, bind_arguments=BIND).one()
 
-    return _run(_session(session), run)
+    return run_in(session, run)
 
 
 @overload
@@ -241,9 +234,9 @@ def enqueue_many(
 
     def run(session: Session) -> list[Any]:
         session.flush()
-        return list(session.scalars(statement, bind_arguments=_BIND))
+        return list(session.scalars(statement, bind_arguments=BIND))
 
-    return _run(_session(session), run)
+    return run_in(session, run)
 
 
 @overload
@@ -262,7 +255,7 @@ def enqueue_copy(session: SyncSession | AnyAsyncSession, rows: Iterable[MessageR
 
     def run(session: Session) -> int:
         session.flush()
-        connection = session.connection(bind_arguments=_BIND)
+        connection = session.connection(bind_arguments=BIND)
         driver = connection.connection.driver_connection
         if type(driver).__module__.partition(".")[0] != "psycopg":  # nor psycopg2, whose cursor has another copy
             raise FairqueueError(
@@ -281,7 +274,7 @@ def enqueue_copy(session: SyncSession | AnyAsyncSession, rows: Iterable[MessageR
             for act, refuse in _REFUSED.items():
                 event.remove(connection, act, refuse)
 
-    return _run(_session(session), run)
+    return run_in(session, run)
 
 
 def _create(record: Record, on_conflict: str) -> Select[int]:
@@ -306,41 +299,10 @@ def _create(record: Record, on_conflict: str) -> Select[int]:
     )
 
 
-def _session(given: Any, *, or_connection: bool = False) -> Any:
-    """The Session or AsyncSession that is given, or that a scoped one stands for."""
-    session = given() if hasattr(given, "session_factory") else given
-    # The async ones by what they have, as importing them would bring asyncio along.
-    if isinstance(session, Session) or hasattr(session, "sync_session"):
-        return session
-    if or_connection and (isinstance(session, Connection) or hasattr(session, "sync_connection")):
-        return session
-    # Not itself, which may be a URL with a password.
-    raise InvalidValue(f"session must be a Session or an AsyncSession, or a scoped one, not {type(session).__name__}")
-
-
-def _run(session: Any, function: Callable[[Session], T]) -> T | Coroutine[Any, Any, T]:
-    """Call ``function`` with the session or connection; for one that is async, return an awaitable that does."""
-
-    def run(session: Session) -> T:
-        try:
-            return function(session)
-        except Exception as error:
-            meant = translated(error)
-            if meant is None:
-                raise
-            raise meant from error
-
-    session = _session(session, or_connection=True)
-    if hasattr(session, "run_sync"):
-        coroutine: Coroutine[Any, Any, T] = session.run_sync(run)
-        return coroutine
-    return run(session)
-
-
 def _message_table(session: Session) -> str:
     """The name of the message table in the schema that the session's statements go to."""
     options = {
-        **session.connection(bind_arguments=_BIND).get_execution_options(),
+        **session.connection(bind_arguments=BIND).get_execution_options(),
         **getattr(session, "execution_options", {}),
     }
     return f"{quote(schema_of(options))}.message"

@@ -53,9 +53,9 @@ from sqlalchemy import (
 )
 
 from ._functions import SchemaFunction
+from ._sessions import run_in
 from .models import Channel, DeadMessage, History, Message, Queue
 from .models.base import check_count, check_name
-from .producing import _run
 from .schedule import clock
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
     from sqlalchemy.orm import Session
 
-    from .producing import AnyAsyncSession, SyncSession
+    from ._sessions import AnyAsyncSession, SyncSession
 
 __all__ = ["ChannelStatus", "QueueStatus", "Status", "status"]
 
@@ -146,7 +146,7 @@ def status(session: Any, queue: str | None = None, *, limit: int | None = None) 
         # The first row of a queue is the queue itself.
         return Status(rows[0].at, [_queue(next(group), list(group)) for _, group in groups])
 
-    return _run(session, run)
+    return run_in(session, run, or_connection=True)
 
 
 def _queue(row: Row[Any], channels: list[Row[Any]]) -> QueueStatus:

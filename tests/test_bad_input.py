@@ -146,6 +146,16 @@ def test_what_is_no_session(where: Any) -> None:
         assert str(error.value).endswith(type(where).__name__)
 
 
+def test_a_connection_is_no_session(engine: Engine) -> None:
+    """There is nothing to be flushed; what needs no flush takes one."""
+    with engine.connect() as connection:
+        given: Any = connection
+        for door in (enqueued, assert_enqueued):
+            with pytest.raises(fq.InvalidValue, match=r"^session must be a Session or .* not Connection$"):
+                door(given)
+        assert (fq.check(connection), status(connection).queues) == ([], [])
+
+
 @pytest.mark.parametrize("wrong", [LOST, create_async_engine(LOST.url), Session(LOST), None])
 @pytest.mark.parametrize(
     "act",

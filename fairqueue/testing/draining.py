@@ -44,16 +44,16 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, a
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.util import await_only
 
+from fairqueue._sessions import BIND
 from fairqueue.consuming import dequeue
 from fairqueue.errors import FairqueueError, InvalidValue
 from fairqueue.leases import LeasedMessage, Outcome
 from fairqueue.models import Message, TypedMessage
 from fairqueue.models.base import check_count, check_flag, check_name
-from fairqueue.producing import _BIND
 from fairqueue.worker import Handled, Handler, Worker, apply
 
 if TYPE_CHECKING:
-    from fairqueue.producing import AnyAsyncSession, SyncSession
+    from fairqueue._sessions import AnyAsyncSession, SyncSession
 
     Drained = list[tuple[LeasedMessage[Any], Outcome]]
 
@@ -166,7 +166,7 @@ class _Draining:
             )
         session.flush()
         try:
-            return self.run(session.connection(bind_arguments=_BIND), connection)
+            return self.run(session.connection(bind_arguments=BIND), connection)
         finally:
             if session.expire_on_commit:
                 session.expire_all()
@@ -203,7 +203,7 @@ async def _drain_async_engine(engine: AsyncEngine, draining: _Draining) -> Drain
 
 async def _drain_async_session(session: AsyncSession, draining: _Draining) -> Drained:
     __tracebackhide__ = True
-    connection = await session.connection(bind_arguments=_BIND)
+    connection = await session.connection(bind_arguments=BIND)
     return await session.run_sync(draining.run_in, connection)
 
 

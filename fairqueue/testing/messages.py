@@ -32,16 +32,16 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from fairqueue._sessions import BIND, run_in
 from fairqueue.errors import InvalidValue
 from fairqueue.models import Message
 from fairqueue.models.base import check_count, check_moment, check_name
-from fairqueue.producing import _BIND, _run
 from fairqueue.schedule import dequeue_at
 
 from ._matching import Expected, report
 
 if TYPE_CHECKING:
-    from fairqueue.producing import AnyAsyncSession, SyncSession
+    from fairqueue._sessions import AnyAsyncSession, SyncSession
 
 __all__ = ["assert_enqueued", "enqueued"]
 
@@ -81,7 +81,7 @@ def enqueued(session: Any, **fields: Any) -> Any:
     def run(session: Session) -> list[Message]:
         return [message for message in _live(session) if not expected.differences(message)]
 
-    return _run(session, run)
+    return run_in(session, run)
 
 
 @overload
@@ -110,7 +110,7 @@ def assert_enqueued(session: Any, *, count: int = 1, **fields: Any) -> Any:
             return found, None
         return found, report(expected, count, found, [message for message in live if expected.differences(message)])
 
-    answer = _run(session, run)
+    answer = run_in(session, run)
     # Raised from here, so that pytest shows the line of the test and nothing of ours.
     return _asserted(*answer) if isinstance(answer, tuple) else _awaited(answer)
 
@@ -146,6 +146,6 @@ def _live(session: Session) -> list[Message]:
     session.flush()
     # Read by another session on its connection, they are nothing that the application's own session would refresh.
     # Without a savepoint, which there is none of in AUTOCOMMIT.
-    connection = session.connection(bind_arguments=_BIND)
+    connection = session.connection(bind_arguments=BIND)
     with Session(connection, join_transaction_mode="rollback_only") as reader:
         return list(reader.scalars(select(Message).order_by(Message.id)))

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Text, cast
 from sqlalchemy.orm import Session
 
+from fairqueue._sessions import BIND
 from fairqueue.consuming import _results, complete, defer, error_text, fail
 from fairqueue.leases import LeasedMessage, Outcome, lease_arrays
 from fairqueue.payloads import json_text
-from fairqueue.producing import _BIND
 from fairqueue.schedule import check_seconds
 
 if TYPE_CHECKING:
@@ -146,4 +146,4 @@ COMPLETE = Decision()
 
 def apply(session: Session, decision: Decision, messages: list[Message]) -> list[Outcome]:
     """Send a decision to the database; the caller commits. Returns what happened to each message, in that order."""
-    return [Outcome(row.result) for row in session.execute(decision.statement(messages), bind_arguments=_BIND)]
+    return [Outcome(row.result) for row in session.execute(decision.statement(messages), bind_arguments=BIND)]
