@@ -25,10 +25,10 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
+from ._checks import check_name
 from ._functions import SchemaFunction
 from .errors import InvalidValue
 from .models import Message
-from .models.base import check_name
 from .models.messages import check_backoff, check_cost, check_key, check_max_attempts
 from .payloads import check_body, json_text
 from .schedule import Delay, clock, dequeue_at

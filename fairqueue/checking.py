@@ -32,9 +32,9 @@ from typing import TYPE_CHECKING, Any, overload
 
 from sqlalchemy import Text, cast, column, select
 
+from ._checks import check_flag, check_name
 from ._functions import SchemaFunction
 from ._sessions import run_in
-from .models.base import check_flag, check_name
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

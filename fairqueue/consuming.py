@@ -70,13 +70,13 @@ from sqlalchemy.dialects.postgresql import JSONB, array
 from sqlalchemy.orm import Bundle
 from typing_extensions import TypeVar
 
+from ._checks import check_flag, check_name, check_seconds, is_whole
 from ._functions import SchemaFunction
 from .errors import InvalidValue
 from .leases import LeasedMessage, Leases, Messages, Outcome, lease_arrays, message_ids
-from .models import Message, TypedMessage, check_message_type, check_name
-from .models.base import check_flag
+from .models import Message, TypedMessage
+from .models.messages import check_message_type
 from .payloads import Unread, json_text, lazily
-from .schedule import check_seconds, is_whole
 
 if TYPE_CHECKING:
     # As SQLAlchemy 2.1 has it: one parameter a column.

@@ -58,10 +58,11 @@ from flask import Flask
 from sqlalchemy import URL, Engine
 from sqlalchemy.orm import Session, scoped_session
 
+from ._checks import check_flag
 from .cli import Target, commands
 from .errors import InvalidValue, translate_errors
 from .installation import attach, installations
-from .models.base import check_flag, in_schema
+from .models.base import in_schema
 from .schema import DEFAULT_SCHEMA, check_schema_name
 
 __all__ = ["FairQueue", "with_app_context"]

@@ -27,10 +27,9 @@ from sqlalchemy import ARRAY, BigInteger, Integer, cast, inspect
 from sqlalchemy.orm import InstanceState
 from typing_extensions import TypeVar
 
+from ._checks import check_count, is_whole
 from .errors import InvalidValue
 from .models import DeadMessage, TypedMessage
-from .models.base import check_count
-from .schedule import is_whole
 
 __all__ = ["Lease", "LeasedMessage", "Leases", "Messages", "OneMessage", "Outcome", "lease_arrays", "message_ids"]
 

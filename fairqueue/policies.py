@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import BigInteger, Boolean, DateTime, Double, Integer, Text, cast, select
 
+from ._checks import check_end, check_name
 from ._functions import SchemaFunction
-from .models.base import check_end, check_name
 
 if TYPE_CHECKING:
     from sqlalchemy import Select

@@ -66,12 +66,12 @@ from sqlalchemy import BigInteger, Connection, Double, Integer, LargeBinary, Tex
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.util import await_only
 
+from ._checks import check_choice
 from ._functions import SchemaFunction
 from ._rows import COPY_COLUMNS, MessageRow, Record, copy_records, create_many, insert_many, record_of, records
 from ._sessions import BIND, run_in, session_of
 from .errors import FairqueueError, InvalidValue
 from .models import Message
-from .models.base import check_choice
 from .schedule import clock
 from .schema import quote, schema_of
 

@@ -16,18 +16,14 @@ from __future__ import annotations
 
 import math
 from datetime import datetime, timedelta
-from typing import TypeGuard
 
 from sqlalchemy import BigInteger, DateTime, func
 
+from ._checks import check_moment, check_seconds, is_whole
 from ._functions import SchemaFunction
 from .errors import InvalidValue
 
-__all__ = ["TEN_YEARS", "YEAR", "Delay", "check_seconds", "clock", "dequeue_at", "is_whole"]
-
-#: In seconds, as are the longest delays and leases, and the longest pauses between attempts.
-TEN_YEARS = 315_576_000
-YEAR = TEN_YEARS // 10
+__all__ = ["Delay", "clock", "dequeue_at"]
 
 
 class Delay(float):
@@ -69,7 +65,7 @@ def dequeue_at(
     if delay is not None:
         return Delay(check_seconds("delay", delay))
     if at is not None:
-        return math.floor(_moment(at).timestamp() * 1000)
+        return math.floor(check_moment("at", at).timestamp() * 1000)
     if priority is not None:
         if not is_whole(priority) or not 0 <= priority < 2**62:
             raise InvalidValue(f"priority must be a whole number of 0 or more, not {priority!r}")
@@ -77,22 +73,3 @@ def dequeue_at(
     if dequeue_at is not None and (not is_whole(dequeue_at) or not -(2**62) < dequeue_at < 2**62):
         raise InvalidValue(f"dequeue_at must be Unix time in whole milliseconds, not {dequeue_at!r}")
     return dequeue_at
-
-
-def _moment(at: object) -> datetime:
-    if isinstance(at, datetime) and at.tzinfo is not None:
-        return at
-    raise InvalidValue(f"at must be a datetime with a time zone, not {at!r}: use datetime.now(timezone.utc)")
-
-
-def check_seconds(field: str, value: object, minimum: float = 0, maximum: float = TEN_YEARS) -> float:
-    """A time span in seconds, or as a timedelta; :class:`InvalidValue` unless it is in ``minimum`` to ``maximum``."""
-    seconds = value.total_seconds() if isinstance(value, timedelta) else value
-    if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not minimum <= seconds <= maximum:
-        raise InvalidValue(f"{field} must be between {minimum:g} and {maximum} seconds, not {value!r}")
-    return float(seconds)
-
-
-def is_whole(value: object) -> TypeGuard[int]:
-    """Whether ``value`` is an int; True and False are not."""
-    return isinstance(value, int) and not isinstance(value, bool)

@@ -52,10 +52,10 @@ from sqlalchemy import (
     union_all,
 )
 
+from ._checks import check_count, check_name
 from ._functions import SchemaFunction
 from ._sessions import run_in
 from .models import Channel, DeadMessage, History, Message, Queue
-from .models.base import check_count, check_name
 from .schedule import clock
 
 if TYPE_CHECKING:

@@ -37,10 +37,10 @@ from typing import TYPE_CHECKING, Any, Final, overload
 
 from sqlalchemy import ARRAY, BigInteger, DateTime, Engine, Integer, Text, cast, column, select
 
+from ._checks import check_seconds
 from ._functions import SchemaFunction
 from .errors import InvalidValue, WaitTimeout
 from .leases import Messages, OneMessage, message_ids
-from .schedule import check_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine

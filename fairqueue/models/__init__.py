@@ -32,9 +32,9 @@ again and again, where the queue is in another schema than ``fairqueue``. A mess
 out would show, and let you complete, another worker's lease.
 """
 
-from .base import XID8, Base, check_name, check_number, in_schema
+from .base import XID8, Base, in_schema
 from .loading import dropped, feed, load, stage
-from .messages import Message, TypedMessage, check_cost, check_message_type
+from .messages import Message, TypedMessage
 from .outcomes import DeadMessage, History
 from .policies import Channel, Queue
 from .scheduler import lane, plan, rotation, signal, taken
@@ -48,10 +48,6 @@ __all__ = [
     "Message",
     "Queue",
     "TypedMessage",
-    "check_cost",
-    "check_message_type",
-    "check_name",
-    "check_number",
     "dropped",
     "feed",
     "in_schema",

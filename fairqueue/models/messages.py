@@ -25,13 +25,14 @@ from sqlalchemy.orm import InstanceState, Mapped, Mapper, mapped_column, validat
 from sqlalchemy.types import TypeEngine
 from typing_extensions import TypeVar
 
+from fairqueue._checks import YEAR, check_count, check_name, check_seconds
 from fairqueue.errors import InvalidValue
 from fairqueue.payloads import BytesPayload, JSONPayload, declared_payload_type, payload_column_type
-from fairqueue.schedule import YEAR, Delay, check_seconds
+from fairqueue.schedule import Delay
 from fairqueue.schedule import dequeue_at as _dequeue_at
 from fairqueue.schema import DEFAULT_SCHEMA
 
-from .base import NOW, Base, check_count, check_name
+from .base import NOW, Base
 
 __all__ = ["Message", "TypedMessage", "check_backoff", "check_cost", "check_key", "check_max_attempts"]
 

@@ -20,10 +20,19 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Mapped, mapped_column, validates
 
+from fairqueue._checks import (
+    YEAR,
+    check_choice,
+    check_count,
+    check_end,
+    check_flag,
+    check_name,
+    check_number,
+    check_seconds,
+)
 from fairqueue.errors import InvalidValue
-from fairqueue.schedule import YEAR, check_seconds
 
-from .base import NOW, Base, check_choice, check_count, check_end, check_flag, check_name, check_number
+from .base import NOW, Base
 
 __all__ = ["UNSET", "Channel", "Queue"]
 

@@ -39,9 +39,8 @@ from typing import Self
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import OperationalError
 
+from fairqueue._checks import TEN_YEARS, check_moment, check_seconds
 from fairqueue.errors import InvalidValue
-from fairqueue.models.base import check_moment
-from fairqueue.schedule import TEN_YEARS, check_seconds
 from fairqueue.schema import _literal, quote, run, schema_of, verify
 
 from ._databases import COMMENT

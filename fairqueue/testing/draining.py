@@ -44,12 +44,12 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, a
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.util import await_only
 
+from fairqueue._checks import check_count, check_flag, check_name
 from fairqueue._sessions import BIND
 from fairqueue.consuming import dequeue
 from fairqueue.errors import FairqueueError, InvalidValue
 from fairqueue.leases import LeasedMessage, Outcome
 from fairqueue.models import Message, TypedMessage
-from fairqueue.models.base import check_count, check_flag, check_name
 from fairqueue.worker import Handled, Handler, Worker, apply
 
 if TYPE_CHECKING:

@@ -32,10 +32,10 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from fairqueue._checks import check_count, check_moment, check_name
 from fairqueue._sessions import BIND, run_in
 from fairqueue.errors import InvalidValue
 from fairqueue.models import Message
-from fairqueue.models.base import check_count, check_moment, check_name
 from fairqueue.schedule import dequeue_at
 
 from ._matching import Expected, report

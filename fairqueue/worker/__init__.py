@@ -73,10 +73,10 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
 
+from fairqueue._checks import check_count, check_flag, check_name, check_seconds
 from fairqueue.errors import FairqueueError, InvalidValue, SchemaVersionError
-from fairqueue.models import Message, TypedMessage, check_message_type
-from fairqueue.models.base import check_count, check_flag, check_name
-from fairqueue.schedule import check_seconds
+from fairqueue.models import Message, TypedMessage
+from fairqueue.models.messages import check_message_type
 from fairqueue.schema import check_dialect, verify
 
 from .database import CLOSING, backoff, in_a_line

@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Text, cast
 from sqlalchemy.orm import Session
 
+from fairqueue._checks import check_seconds
 from fairqueue._sessions import BIND
 from fairqueue.consuming import _results, complete, defer, error_text, fail
 from fairqueue.leases import LeasedMessage, Outcome, lease_arrays
 from fairqueue.payloads import json_text
-from fairqueue.schedule import check_seconds
 
 if TYPE_CHECKING:
     from fairqueue.consuming import Results

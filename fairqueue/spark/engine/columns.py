@@ -39,10 +39,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
+from fairqueue._checks import TEN_YEARS, YEAR, check_name
 from fairqueue.errors import InvalidValue
-from fairqueue.models.base import check_name
 from fairqueue.payloads import MAX_BYTES, json_text
-from fairqueue.schedule import TEN_YEARS, YEAR
 
 from .lenient import lenient
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields
 from itertools import product
 from typing import Any
 
+from fairqueue._checks import check_choice, check_count, check_number
 from fairqueue.errors import InvalidValue
-from fairqueue.models.base import check_choice, check_count, check_number
 
 from .schedulers import SCHEDULERS
 
