@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import async_sessionmaker
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
+from fairqueue.worker.database import Database
 from fairqueue.worker.running import Run
 from fairqueue.worker.threads import Threads
 from tests.acts import put, wait_until
@@ -172,7 +173,7 @@ class TestStarts:
         """Its look at the schema hangs."""
         app = worker_of("plain", lambda *_: None)
         go = threading.Event()
-        monkeypatch.setattr(app, "_verify", lambda _: go.wait(30))
+        monkeypatch.setattr(Database, "look", lambda *_: go.wait(30))
         yield app
         go.set()
         wait_for_its_threads()

@@ -77,7 +77,7 @@ from fairqueue._checks import check_count, check_flag, check_name, check_seconds
 from fairqueue.errors import FairqueueError, InvalidValue, SchemaVersionError
 from fairqueue.models import Message, TypedMessage
 from fairqueue.models.messages import check_message_type
-from fairqueue.schema import check_dialect, verify
+from fairqueue.schema import check_dialect
 
 from .database import CLOSING, backoff, in_a_line
 from .decisions import Cancel, DeadLetter, Decision, Defer, Retry, apply
@@ -236,39 +236,32 @@ class Worker:
         if self._run is not None:
             raise FairqueueError(f"the worker of queue {self.queue!r} is running already")
         check_pool(self, self.registered)
-        self._run = run = Run(self)
-        begun = anyio.Event()
-
-        def begin() -> None:  # also where there is no database yet: a web application doesn't wait for it
-            if not begun.is_set():
-                begun.set()
-                task_status.started()
-
+        self._run = run = Run(self, task_status.started)
         try:
             with run.looking:  # a stop doesn't wait for a server that hangs
-                await self._look(run, begun, begin)
-            return await run.to_its_end(begin)
+                await self._look(run)
+            return await run.to_its_end()
         except asyncio.CancelledError:
             raise
         except BaseException:
-            if begun.is_set():  # who awaits this task may do so at the very end only, and it has to be known now
+            if run.begun:  # who awaits this task may do so at the very end only, and it has to be known now
                 log.exception("%s has failed, and works no more", self.name)
             raise
         finally:
             run.threads.close()
             self._run = None
 
-    async def _look(self, run: Run, begun: anyio.Event, begin: Callable[[], None]) -> None:
+    async def _look(self, run: Run) -> None:
         """Wait for the database; and for its schema and rights, if whoever started the worker waits no more."""
         failures = 0
         while not run.stopping.is_set():
             try:
-                look = partial(run.database.insist, "look at the schema", self._verify)
-                await look(patience=1, until=run.stopping, lost=begin)
+                look = partial(run.database.insist, "look at the schema", run.database.look)
+                await look(patience=1, until=run.stopping, lost=run.begin)
                 check_isolation(self, run.handler)
                 return
             except (SchemaVersionError, SQLAlchemyError) as error:
-                if not begun.is_set():
+                if not run.begun:
                     raise
                 failures += 1
                 log.error("%s can't begin, and tries again: %s", self.name, in_a_line(error))
@@ -320,11 +313,6 @@ class Worker:
         self._stop(hurry=False)
         with anyio.CancelScope(shield=True):  # in a scope that is cancelled, too
             await self._task
-
-    def _verify(self, session: Session) -> None:
-        assert self._run is not None
-        self._run.database.look(session)
-        verify(session.connection())
 
 
 class _Started(TaskStatus[None]):

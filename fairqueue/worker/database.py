@@ -23,6 +23,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
 from fairqueue.errors import FairqueueError
+from fairqueue.schema import verify
 
 from .threads import Threads
 
@@ -60,12 +61,13 @@ class Database:
         self._alone = "READ COMMITTED"
 
     def look(self, session: Session) -> None:
-        """See what the server does without a BEGIN, and that the driver can read a time.
+        """See what the server does without a BEGIN, that the driver can read a time, and that the schema is there.
 
-        Such as in a DateStyle that psycopg doesn't know: messages would be leased and not read, until they are dead.
+        In a DateStyle that psycopg doesn't know, messages would be leased and not read, until they are dead.
         """
         if session.execute(_LOOK).one().level == "read committed":
             self._alone = "AUTOCOMMIT"
+        verify(session.connection())
 
     async def run(self, function: Callable[[Session], T], *, alone: bool = False) -> T:
         """Call ``function`` with a session, commit, and return what it returned.

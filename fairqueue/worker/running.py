@@ -64,11 +64,16 @@ _LARGEST_BATCH = 1_000
 
 
 class Run:
-    """From start to stop."""
+    """From start to stop.
 
-    def __init__(self, worker: Worker) -> None:
+    :param started: called once, when whoever started the worker need wait no more.
+    """
+
+    def __init__(self, worker: Worker, started: Callable[[], object]) -> None:
         assert worker.registered is not None
         self.worker = worker
+        self.started = started
+        self.begun = False
         self.handler = worker.registered
         self.threads = Threads()
         self.database = Database(worker.engine, self.threads)
@@ -95,6 +100,12 @@ class Run:
         if worker.notify and can_listen(worker.engine):
             self.listener = Listener(self.database, worker.queue, self.news.set, busy=lambda: not self.waiting)
 
+    def begin(self) -> None:
+        """Also where there is no database yet: a web application doesn't wait for it."""
+        if not self.begun:
+            self.begun = True
+            self.started()
+
     def stop(self, *, hurry: bool) -> None:
         """Take on no more messages; the second time, in a hurry, don't wait for those at hand. In the event loop."""
         if not self.stopping.is_set():
@@ -115,9 +126,9 @@ class Run:
                 left += 1
         return left
 
-    async def to_its_end(self, started: Callable[[], object]) -> int:
+    async def to_its_end(self) -> int:
         """In a task of its own, which goes on when we are cancelled: that is a stop, the second time in a hurry."""
-        task = asyncio.create_task(self(started))
+        task = asyncio.create_task(self())
         cancelled: asyncio.CancelledError | None = None
         while not task.done():
             try:
@@ -132,7 +143,7 @@ class Run:
             raise cancelled
         return unfinished
 
-    async def __call__(self, started: Callable[[], object]) -> int:
+    async def __call__(self) -> int:
         """Work until stopped. Returns how many messages were handed back unfinished."""
         worker = self.worker
         log.info("%s works on queue %r, %d at a time", worker.name, worker.queue, worker.concurrency)
@@ -143,7 +154,7 @@ class Run:
                 tasks.start_soon(self.listener.run)
             tasks.start_soon(self.fetch, tasks)
             try:
-                started()
+                self.begin()
                 await self.stopping.wait()
                 await self.finish()
             finally:
