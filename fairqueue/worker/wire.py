@@ -58,9 +58,8 @@ async def connect(database: Database) -> AsyncIterator[Wire]:
             driver = raw.driver_connection
             raw.detach()
 
-            async def execute(statement: Executable) -> Any:
-                result = await connection.execute(statement)
-                return result.scalar() if result.returns_rows else None
+            def execute(statement: Executable) -> Awaitable[Any]:
+                return connection.run_sync(_value, statement)
 
             yield _Psycopg(driver, execute) if hasattr(driver, "pgconn") else _Asyncpg(driver, execute)
         finally:
@@ -73,17 +72,14 @@ async def connect(database: Database) -> AsyncIterator[Wire]:
     plain_driver: Any = plain.connection.driver_connection
     plain.detach()
     try:
-
-        async def execute_in_thread(statement: Executable) -> Any:
-            def call() -> Any:
-                result = plain.execute(statement)
-                return result.scalar() if result.returns_rows else None
-
-            return await database.threads.run(call)
-
-        yield _Psycopg(plain_driver, execute_in_thread)
+        yield _Psycopg(plain_driver, lambda statement: database.threads.run(partial(_value, plain, statement)))
     finally:
         plain_driver.close()  # not `plain`: that would wait for a statement which another thread executes
+
+
+def _value(connection: Connection, statement: Executable) -> Any:
+    result = connection.execute(statement)
+    return result.scalar() if result.returns_rows else None
 
 
 async def _connect_in_thread(engine: Engine, threads: Threads) -> Connection:
