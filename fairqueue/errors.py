@@ -85,7 +85,7 @@ class DuplicateKey(FairqueueError):
 def translated(error: BaseException) -> ChannelFull | DuplicateKey | None:
     """What an error of the driver, or of SQLAlchemy around it, means in fairqueue's words; None if nothing."""
     driver: Any = error.orig if isinstance(error, DBAPIError) else error
-    code = getattr(driver, "sqlstate", None) or getattr(driver, "pgcode", None)
+    code = sqlstate(driver)
     if code not in _CODES:
         return None
     # psycopg keeps the fields of the server's message in diag, asyncpg in the error itself, which SQLAlchemy wraps.
@@ -100,6 +100,11 @@ def translated(error: BaseException) -> ChannelFull | DuplicateKey | None:
             return None
         return DuplicateKey(f"{text}: {detail}" if detail else text)
     return ChannelFull(text)
+
+
+def sqlstate(driver: BaseException | None) -> str:
+    """The code of a driver's error; empty where it isn't the server's."""
+    return str(getattr(driver, "sqlstate", None) or getattr(driver, "pgcode", None) or "")
 
 
 def translate_errors(engine: Engine | AsyncEngine) -> None:

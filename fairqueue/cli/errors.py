@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, InterfaceError, OperationalError
 
-from fairqueue.errors import FairqueueError, InvalidValue
+from fairqueue.errors import FairqueueError, InvalidValue, sqlstate
 
 from .base import Failed, Invalid
 
@@ -53,15 +53,16 @@ def explained(error: Exception, *, for_owner: bool = False) -> Failed | None:
         error = DataError(None, None, error)  # psycopg has it as no error of a database; the worker has made it one
     if isinstance(error, DBAPIError):
         return Failed(_of_database(error, for_owner=for_owner))
-    if isinstance(error, ImportError) and (error.name or "").partition(".")[0] in {"rich", "psycopg"}:
+    if isinstance(error, ImportError):
         package = (error.name or "").partition(".")[0]
-        return Failed(f"{package} is not installed, or not in full; pip install 'fairqueue[cli]'")
+        if package in {"rich", "psycopg"}:
+            return Failed(f"{package} is not installed, or not in full; pip install 'fairqueue[cli]'")
     return None
 
 
 def _of_database(error: DBAPIError, *, for_owner: bool) -> str:
     driver: BaseException | None = error.orig
-    code = getattr(driver, "sqlstate", None)
+    code = sqlstate(driver)
     diagnostics = getattr(driver, "diag", None)
     message = getattr(diagnostics, "message_primary", None)
     if message is None:
@@ -75,7 +76,7 @@ def _of_database(error: DBAPIError, *, for_owner: bool) -> str:
     if message.startswith("permission denied for database"):
         return f"{message}; its owner can GRANT CREATE ON DATABASE, or CREATE SCHEMA ... AUTHORIZATION, to this role"
     hint = getattr(diagnostics, "message_hint", None) or ""
-    way_out = _WAYS_OUT.get(code or "") or hint
+    way_out = _WAYS_OUT.get(code) or hint
     if for_owner and code == _NO_RIGHT:
         way_out = hint or "only the owner of the queue's schema can do this: connect as that role"
     return f"{message}; {way_out}" if way_out else message

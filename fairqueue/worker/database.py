@@ -22,7 +22,7 @@ from sqlalchemy.exc import DataError, DBAPIError, InterfaceError, OperationalErr
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
-from fairqueue.errors import FairqueueError
+from fairqueue.errors import FairqueueError, sqlstate
 from fairqueue.schema import verify
 
 from .threads import Threads
@@ -81,7 +81,7 @@ class Database:
                 result = function(session)
                 session.commit()
             except DBAPIError as error:
-                if _sqlstate(error) == _READ_ONLY:
+                if sqlstate(error.orig) == _READ_ONLY:
                     session.invalidate()  # a new connection may lead to the server that is the primary now
                 raise
             except (FairqueueError, SQLAlchemyError, OSError):
@@ -193,10 +193,6 @@ def _lost(error: BaseException) -> bool:
         return True
     # What the server says goes first: to psycopg a message that is beyond a limit of PostgreSQL's (class 54) is an
     # OperationalError, too, and a report of that would be tried again for ever, ahead of all others.
-    if state := _sqlstate(error):
+    if state := sqlstate(error.orig):
         return state[:2] in _CIRCUMSTANCES
     return isinstance(error, OperationalError | InterfaceError)
-
-
-def _sqlstate(error: DBAPIError) -> str:
-    return str(getattr(error.orig, "sqlstate", None) or "")
