@@ -14,6 +14,9 @@ from tests.reference import BLOCKED, Entry, Policy, Reference
 HOUR = 3_600_000
 EARLY = -1
 
+#: A message that is enqueued: its channel, its time, its cost.
+Put = tuple[str, int, float]
+
 
 def planned(session: Session) -> list[tuple[str, int]]:
     """What is scheduled ahead and hasn't been served: channel and id."""
@@ -45,12 +48,19 @@ class Twins:
             self.policy(channel, policy)
 
     def put(self, channel: str, costs: Sequence[float] = (1,), at: int = EARLY) -> list[int]:
-        rows: list[fq.MessageRow] = [{"channel": channel, "dequeue_at": at, "cost": cost} for cost in costs]
+        return self.put_all([(channel, at, cost) for cost in costs])
+
+    def put_all(self, messages: Sequence[Put]) -> list[int]:
+        """Of any channels, in one statement."""
+        rows: list[fq.MessageRow] = [{"channel": name, "dequeue_at": at, "cost": cost} for name, at, cost in messages]
         ids = fq.enqueue_many(self.session, rows)
         self.session.commit()
-        entries = [Entry(at, id_, cost) for id_, cost in zip(ids, costs, strict=True)]
-        self.reference.enqueue(channel, entries)
-        self.left.update((entry.id, (channel, entry)) for entry in entries)
+        entries: dict[str, list[Entry]] = {}
+        for (channel, at, cost), id_ in zip(messages, ids, strict=True):
+            entries.setdefault(channel, []).append(Entry(at, id_, cost))
+        for channel, found in entries.items():
+            self.reference.enqueue(channel, found)
+            self.left.update((entry.id, (channel, entry)) for entry in found)
         return ids
 
     def policy(self, channel: str, policy: Policy) -> None:
