@@ -4,23 +4,31 @@ One statement is one firing of the trigger `message_enqueued`, which appends one
 channel, signals count statements. SQLAlchemy decides most of this, and may decide otherwise in a new release.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from sqlalchemy import func, insert, select, text
+from sqlalchemy import Engine, create_engine, func, insert, select, text
 from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
 from fairqueue.models import signal
 
-COUNT = 2_500
-#: SQLAlchemy's insertmanyvalues_page_size is 1000.
+COUNT = 250
+#: Of a tenth of SQLAlchemy's insertmanyvalues_page_size, which is 1000; test_pages_of_a_thousand has these.
 PAGES = 3
 ROWS = [{"channel": "acme", "payload": number} for number in range(COUNT)]
 PAST = datetime(2001, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture
+def session(database_url: str) -> Iterator[Session]:
+    engine = create_engine(database_url, insertmanyvalues_page_size=100)
+    with Session(engine) as session:
+        yield session
+    engine.dispose()
 
 
 def statements(session: Session) -> int:
@@ -55,6 +63,16 @@ class TestAddAll:
         session.add_all(fq.Message("acme", **fields(number)) for number in range(COUNT))
         session.flush()
         assert statements(session) == PAGES
+
+    def test_pages_of_a_thousand(self, engine: Engine) -> None:
+        """So many have room in a statement, with all that a message may be given."""
+        with Session(engine) as session:
+            session.add_all(
+                fq.Message("acme", n, body=b"x", key=str(n), dequeue_at=n, cost=2, max_attempts=3, backoff=1)
+                for n in range(2_500)
+            )
+            session.flush()
+            assert statements(session) == 3
 
     def test_enqueue_in_a_loop(self, session: Session) -> None:
         for number in range(COUNT):
@@ -135,7 +153,7 @@ class TestSQLAlchemysOwnInserts:
         assert statements(session) == 50
 
     def test_values(self, session: Session) -> None:
-        session.execute(insert(fq.Message).values(ROWS[:500]))
+        session.execute(insert(fq.Message).values(ROWS))
         assert statements(session) == 1
 
     def test_on_conflict(self, session: Session) -> None:
