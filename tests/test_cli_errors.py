@@ -210,7 +210,7 @@ def test_times_that_the_driver_cannot_read(database_url: str) -> None:
     assert line.endswith("; set PGDATESTYLE=ISO in the environment")
 
 
-@pytest.mark.parametrize("options", [["status"], ["status", "--json"], ["channel", "set", "acme", "--weight", "1"]])
+@pytest.mark.parametrize("options", [["status"], ["channel", "set", "acme", "--weight", "1"]])
 def test_a_closed_pipe_is_quiet(options: list[str], database_url: str) -> None:
     """Such as that to a pager which was left."""
     reader, writer = os.pipe()
@@ -225,15 +225,10 @@ def test_a_closed_pipe_is_quiet(options: list[str], database_url: str) -> None:
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_letters_that_the_terminal_has_not(encoding: str, database_url: str, session: Session) -> None:
     """What is a name to a tenant has no place in every encoding, such as that of a terminal, or of a job's log."""
-    (id_,) = acts.put(session, "日本")
-    for command in (
-        ["channel", "set", "日本", "--weight", "2"],
-        ["channel", "list"],
-        ["status"],
-        ["message", "show", id_],
-    ):
+    acts.put(session, "日本")
+    for command in (["channel", "set", "日本", "--weight", "2"], ["status"]):  # words, and a table
         done = subprocess.run(
-            [*COMMAND, "--dsn", database_url, *map(str, command)],
+            [*COMMAND, "--dsn", database_url, *command],
             env=os.environ | {"PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"},
             capture_output=True,
             check=False,

@@ -106,8 +106,10 @@ def alive(pid: int) -> bool:
         return True
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("apps", [["shop.jobs:app"], ["shop.jobs:app", "shop.jobs:other"]])
+@pytest.mark.parametrize(
+    ("apps", "number"),
+    [(["shop.jobs:app"], signal.SIGTERM), (["shop.jobs:app", "shop.jobs:other"], signal.SIGINT)],
+)
 def test_it_works_until_it_is_told_to_stop(
     apps: list[str], number: signal.Signals, program: Program, session: Session
 ) -> None:
