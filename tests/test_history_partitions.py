@@ -10,7 +10,7 @@ from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
-from tests.acts import complete, lease_of, move_clock, put, sql, stop_clock
+from tests.acts import complete, lease_of, move_clock, put, sql, stop_clock, wait_until
 from tests.days import DAY, at, finished, maintain, name, partitions, places
 from tests.fixtures.connections import Raw
 from tests.observing import value
@@ -182,6 +182,26 @@ class TestInNobodysWay:
         assert maintain(session) is True
         assert places(session) == {1: name(0)}
         assert partitions(session) == [name(day) for day in range(8)]
+
+    def test_a_transaction_that_goes_on_completing(
+        self, engine: Engine, session: Session, other: psycopg.Connection, day_0: None
+    ) -> None:
+        """It has locked history, and comes to history_default while a partition waits to be made: no deadlock."""
+        sql(session, "SELECT fairqueue.queue_set('brief', history_days => 0)")
+        ids = put(session, "acme", queue="brief") + put(session, "acme")
+        sql(session, "UPDATE fairqueue.message SET attempt = 1, leased_until = fairqueue.clock()")
+        sql(session, "ALTER FUNCTION fairqueue.history_maintain() SET lock_timeout = '20s'")
+        other.execute("SET deadlock_timeout = '10ms'")
+        other.execute("SELECT fairqueue.message_complete(%s, '{1}')", (ids[:1],))
+        waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'fairqueue.history'::regclass"
+        with ThreadPoolExecutor(1) as pool, Session(engine) as maintaining:
+            maintained = pool.submit(maintain, maintaining)
+            wait_until(lambda: session.scalar(text(waiting)))
+            query = "SELECT result FROM fairqueue.message_complete(%s, '{1}')"
+            assert value(other, query, ids[1:]) == "completed"
+            other.commit()
+            assert maintained.result() is True
+        assert places(session) == {ids[1]: name(0)}
 
     def test_dequeues_go_on_meanwhile(self, session: Session, other: psycopg.Connection, day_0: None) -> None:
         other.execute("SELECT count(*) FROM fairqueue.history")

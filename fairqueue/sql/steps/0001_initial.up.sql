@@ -948,7 +948,8 @@ BEGIN
     FOR part IN 1..2 LOOP
         BEGIN
             IF part = 1 THEN
-                FOR n IN REVERSE 7..0 LOOP
+                -- Today first: a completion has locked history, and needs history_default if today has no partition.
+                FOR n IN 0..7 LOOP
                     PERFORM history_add(v_today + n, n = 0);
                 END LOOP;
             ELSE
