@@ -258,8 +258,8 @@ def test_a_flood_among_many_ready_channels(raw: Raw, database_url: str) -> None:
     connection.execute(PASSING, (5000, 10_000))
     leases(connection, 2000)
     connection.execute(PASSING, (6000, 12_000))
-    # They are 3,400; if each of 68 steps read all lanes, 8,000 more.
-    assert buffers(connection, 52) < 6000
+    # They are 3,400; if each of 68 steps read all lanes, 8,000 more; with 272 of them, as beside few channels, 4,800.
+    assert buffers(connection, 52) < 4500
 
 
 def test_a_flood_beside_many_that_are_idle(raw: Raw, database_url: str) -> None:
@@ -270,10 +270,9 @@ def test_a_flood_beside_many_that_are_idle(raw: Raw, database_url: str) -> None:
     pass_through(connection, 5000, 5000)
     connection.execute(one_by_one(3000, "a").encode())
     connection.execute("INSERT INTO fairqueue.message (channel) SELECT 'c' || g FROM generate_series(1, 500) g")
-    # They are 7,600; if it looked 116 times, each time through all idle lanes, a quarter of a million.
-    assert buffers(connection, 100) < 12_000
-    # It has found more than it served, and 'a' is ready.
-    assert value(connection, "SELECT count(*) > 10 FROM fairqueue.lane WHERE due = 0")
+    # They are 18,000; if it looked 400 times, each time through all idle lanes, a million.
+    assert buffers(connection, 100) < 25_000
+    assert value(connection, "SELECT count(*) > 200 FROM fairqueue.lane WHERE due = 0")
 
 
 def test_a_retry_in_a_flood_leads_to_nothing_that_was_served(raw: Raw, database_url: str) -> None:

@@ -3110,14 +3110,14 @@ $$;
 --
 -- Returns the new horizon, the number of activations so far, the earliest time at which a lane that now waits is due,
 -- whether one has a limit whose leases nobody counted (scheduler_activate), how many leases that the queue counted have
--- ended, whether the policy of the queue changed, whether signals may be left, the message that the last of the folded
--- transactions began with: about the first of those that what is left tells of; and the earliest end of those leases
--- that users have set.
+-- ended, whether the policy of the queue changed, whether signals may be left, of how many channels those that it folded
+-- told, the message that the last of the folded transactions began with: about the first of those that what is left tells
+-- of; and the earliest end of those leases that users have set.
 CREATE FUNCTION scheduler_fold(
     queue text, is_urgent boolean, turn bigint, vtime bigint, now_ms bigint, max_signals integer, counted_from bigint,
     INOUT horizon xid8, INOUT open xid8[], INOUT activations bigint,
     OUT due_floor bigint, OUT uncounted boolean, OUT ended integer, OUT queue_changed boolean, OUT more boolean,
-    OUT first_id bigint, OUT lease_floor timestamptz
+    OUT told integer, OUT first_id bigint, OUT lease_floor timestamptz
 )
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -3221,6 +3221,7 @@ BEGIN
 
     -- What was not visible to the statement above, and what it had no room for, is for the next fold.
     more := v_folded = max_signals OR v_late = max_signals;
+    told := coalesce(cardinality(v_channels), 0);
     SELECT u.horizon, u.open INTO horizon, open
     FROM scheduler_under_way(v_snapshot, v_from, v_last, CASE WHEN v_folded = max_signals THEN v_last END) u;
     IF v_late = max_signals THEN
@@ -3897,6 +3898,7 @@ DECLARE
     v_rounds integer := 0;
     v_has_urgent boolean;
     v_has_news boolean;
+    v_told integer;
     v_first_id bigint;
     v_rebuild boolean := false;
     v_uncounted boolean := false;
@@ -4015,19 +4017,21 @@ BEGIN
         END IF;
         IF v_has_news THEN
             SELECT f.horizon, f.open, f.activations, least(f.due_floor, r.due_floor), v_uncounted OR f.uncounted, f.more,
-                f.first_id
-            INTO r.news_from, r.news_open, r.activations, r.due_floor, v_uncounted, v_has_news, v_first_id
+                f.told, f.first_id
+            INTO r.news_from, r.news_open, r.activations, r.due_floor, v_uncounted, v_has_news, v_told, v_first_id
             FROM scheduler_fold(v_queue, false, r.turn, r.vtime, v_now, v_news,
                 CASE WHEN r.max_concurrency IS NOT NULL THEN r.counted_from END, r.news_from,
                 r.news_open, r.activations) f;
             v_written := false;
         END IF;
-        -- Signals come in faster than they are folded. More names than messages are served: until all that are ready have
-        -- had their turn, all between them have been looked for. A name costs more than a signal.
+        -- Signals come in faster than they are folded. Where each is of another channel there aren't so many that what is
+        -- behind them waits for long, and a name costs more than a signal: still more names than messages are served, so
+        -- until all that are ready have had their turn, all between them have been looked for.
         IF v_has_news THEN
             SELECT w.swept, w.activations, least(w.due_floor, r.due_floor), v_uncounted OR w.uncounted
             INTO r.swept, r.activations, r.due_floor, v_uncounted
-            FROM scheduler_sweep(v_queue, r.turn, r.vtime, v_now, v_news / 4, v_first_id, r.swept, r.activations) w;
+            FROM scheduler_sweep(v_queue, r.turn, r.vtime, v_now,
+                CASE WHEN v_told > v_news / 2 THEN v_news / 4 ELSE v_news END, v_first_id, r.swept, r.activations) w;
         END IF;
         -- A policy that is known to have changed holds before anything is served: one of which many channels, or many ends
         -- of leases, came first; and a limit that was committed in the middle of this, after the signals were read that

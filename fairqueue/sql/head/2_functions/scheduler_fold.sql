@@ -8,14 +8,14 @@
 --
 -- Returns the new horizon, the number of activations so far, the earliest time at which a lane that now waits is due,
 -- whether one has a limit whose leases nobody counted (scheduler_activate), how many leases that the queue counted have
--- ended, whether the policy of the queue changed, whether signals may be left, the message that the last of the folded
--- transactions began with: about the first of those that what is left tells of; and the earliest end of those leases
--- that users have set.
+-- ended, whether the policy of the queue changed, whether signals may be left, of how many channels those that it folded
+-- told, the message that the last of the folded transactions began with: about the first of those that what is left tells
+-- of; and the earliest end of those leases that users have set.
 CREATE FUNCTION scheduler_fold(
     queue text, is_urgent boolean, turn bigint, vtime bigint, now_ms bigint, max_signals integer, counted_from bigint,
     INOUT horizon xid8, INOUT open xid8[], INOUT activations bigint,
     OUT due_floor bigint, OUT uncounted boolean, OUT ended integer, OUT queue_changed boolean, OUT more boolean,
-    OUT first_id bigint, OUT lease_floor timestamptz
+    OUT told integer, OUT first_id bigint, OUT lease_floor timestamptz
 )
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -119,6 +119,7 @@ BEGIN
 
     -- What was not visible to the statement above, and what it had no room for, is for the next fold.
     more := v_folded = max_signals OR v_late = max_signals;
+    told := coalesce(cardinality(v_channels), 0);
     SELECT u.horizon, u.open INTO horizon, open
     FROM scheduler_under_way(v_snapshot, v_from, v_last, CASE WHEN v_folded = max_signals THEN v_last END) u;
     IF v_late = max_signals THEN

@@ -39,6 +39,7 @@ DECLARE
     v_rounds integer := 0;
     v_has_urgent boolean;
     v_has_news boolean;
+    v_told integer;
     v_first_id bigint;
     v_rebuild boolean := false;
     v_uncounted boolean := false;
@@ -157,19 +158,21 @@ BEGIN
         END IF;
         IF v_has_news THEN
             SELECT f.horizon, f.open, f.activations, least(f.due_floor, r.due_floor), v_uncounted OR f.uncounted, f.more,
-                f.first_id
-            INTO r.news_from, r.news_open, r.activations, r.due_floor, v_uncounted, v_has_news, v_first_id
+                f.told, f.first_id
+            INTO r.news_from, r.news_open, r.activations, r.due_floor, v_uncounted, v_has_news, v_told, v_first_id
             FROM scheduler_fold(v_queue, false, r.turn, r.vtime, v_now, v_news,
                 CASE WHEN r.max_concurrency IS NOT NULL THEN r.counted_from END, r.news_from,
                 r.news_open, r.activations) f;
             v_written := false;
         END IF;
-        -- Signals come in faster than they are folded. More names than messages are served: until all that are ready have
-        -- had their turn, all between them have been looked for. A name costs more than a signal.
+        -- Signals come in faster than they are folded. Where each is of another channel there aren't so many that what is
+        -- behind them waits for long, and a name costs more than a signal: still more names than messages are served, so
+        -- until all that are ready have had their turn, all between them have been looked for.
         IF v_has_news THEN
             SELECT w.swept, w.activations, least(w.due_floor, r.due_floor), v_uncounted OR w.uncounted
             INTO r.swept, r.activations, r.due_floor, v_uncounted
-            FROM scheduler_sweep(v_queue, r.turn, r.vtime, v_now, v_news / 4, v_first_id, r.swept, r.activations) w;
+            FROM scheduler_sweep(v_queue, r.turn, r.vtime, v_now,
+                CASE WHEN v_told > v_news / 2 THEN v_news / 4 ELSE v_news END, v_first_id, r.swept, r.activations) w;
         END IF;
         -- A policy that is known to have changed holds before anything is served: one of which many channels, or many ends
         -- of leases, came first; and a limit that was committed in the middle of this, after the signals were read that
