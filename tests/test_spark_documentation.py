@@ -44,6 +44,7 @@ def test_page(spark: "SparkSession", engine: Engine, database_url: str, tmp_path
 
 @pytest.mark.parametrize("names", [["archive", "report"], ["documents.parquet", "thesis.tex"]])
 def test_the_demo_empties_no_folder_of_others(tmp_path: Path, names: list[str]) -> None:
+    pytest.importorskip("pyspark")
     for name in names:
         (tmp_path / name).touch()
     result = CliRunner().invoke(main, ["--out", str(tmp_path)])
