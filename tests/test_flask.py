@@ -128,6 +128,33 @@ def test_what_to_do_without_a_queue(empty: Engine) -> None:
         assert "`flask fairqueue migrate`; or name another by FAIRQUEUE_SCHEMA" in done.output
 
 
+@pytest.mark.parametrize(
+    ("broken", "arguments", "way_out"),
+    [
+        ("SELECT", ["channel", "pause", "acme", "--for", "0s"], "; `flask fairqueue channel resume` ends a pause"),
+        (
+            "SELECT fairqueue.channel_set('acme', paused => true, resume_at => '20000-01-01')",
+            ["channel", "list"],
+            ": `flask fairqueue channel resume` ends it",
+        ),
+        (
+            "ALTER TABLE fairqueue.message DISABLE TRIGGER USER",
+            ["status"],
+            "; then `flask fairqueue check --repair` makes known",
+        ),
+    ],
+)
+def test_ways_out_are_commands_of_flask(engine: Engine, broken: str, arguments: list[str], way_out: str) -> None:
+    """Whether they are told of a value, of what the driver can't read, or of what is found in the schema."""
+    app = Flask(__name__)
+    FairQueue(app, engine)
+    with engine.begin() as connection:
+        connection.execute(text(broken))
+    done = app.test_cli_runner().invoke(args=["fairqueue", *arguments])
+    assert done.exit_code != 0
+    assert way_out in done.output
+
+
 def test_another_extension_of_that_name(engine: Engine) -> None:
     """Such as Flask-SQLAlchemy-Lite, which has no metadata, and a session that is none that stands for others."""
     app = Flask("theirs")

@@ -162,7 +162,7 @@ def pause(
             problem = f"--until must be a time ahead, not {moment(until)}, as the clock of the queue says {moment(at)}"
             if for_ is not None:
                 problem = "--for must be longer than 0"
-            raise Invalid(f"{problem}; `fairqueue channel resume` ends a pause")
+            raise Invalid(f"{problem}; `{target.command} channel resume` ends a pause")
         session.execute(pause(queue=queue, channel=name, until=until))
         session.commit()
     echo(f"{_place(name, queue)} is paused{f' until {moment(until)}' if until else ''}.")

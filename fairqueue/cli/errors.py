@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import click
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, InterfaceError, OperationalError
 
 from fairqueue.errors import FairqueueError, InvalidValue, sqlstate
 
 from .base import Failed, Invalid
+from .target import Target
 
 __all__ = ["explained"]
 
@@ -45,6 +47,14 @@ def explained(error: Exception, *, for_owner: bool = False) -> Failed | None:
 
     :param for_owner: it is about something that no kind of role but the owner may do.
     """
+    failure = _explained(error, for_owner=for_owner)
+    target = click.get_current_context().find_object(Target)
+    if failure is None or target is None:
+        return failure
+    return type(failure)(failure.message.replace("`fairqueue ", f"`{target.command} "))
+
+
+def _explained(error: Exception, *, for_owner: bool) -> Failed | None:
     if isinstance(error, InvalidValue | ArgumentError):
         return Invalid(str(error))
     if isinstance(error, FairqueueError):
