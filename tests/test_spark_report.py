@@ -343,6 +343,7 @@ def test_the_history_of_an_archive(spark: "SparkSession", tmp_path: Path) -> Non
         (["--archive", "x", "--window", "fortnight"], 2, "window must be a length of time"),
         (["--archive", "x", "--since", "2026-05-02", "--until", "2026-05-01"], 2, "until must be after since"),
         (["--archive", "x", "--out", "file"], 1, "is no folder that you may write to"),
+        (["--archive", "x", "--out", "site"], 1, "has a page that is of no report"),
         ([], 2, "no database is named"),
     ],
 )
@@ -352,6 +353,8 @@ def test_the_command_refuses(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "index.html").touch()
     result = CliRunner().invoke(command, arguments, obj=Target(None))
     assert result.exit_code == code
     assert words in result.stderr

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["report"]
 
+_PAGE = "index.html"
+
 
 @click.command(cls=Command, short_help="What every channel got, as Parquet, page and table.")
 @click.option(
@@ -88,7 +90,7 @@ def report(
                 until=until,
             )
             shown = summary(found, top)
-            (folder / "index.html").write_text(page(shown), encoding="utf-8")
+            (folder / _PAGE).write_text(page(shown), encoding="utf-8")
     _print(console, shown)
     _say_where(found, folder)
 
@@ -99,6 +101,9 @@ def _writable(out: str) -> Path:
     there = next(each for each in (folder, *folder.parents) if each.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
         raise Failed(f"--out: {out!r} can't be written: {there} is no folder that you may write to")
+    page = folder / _PAGE
+    if page.exists() and not (folder / "queues" / "_SUCCESS").exists():
+        raise Failed(f"--out: {out!r} has a page that is of no report: name another folder, or remove {page}")
     return folder
 
 
@@ -188,5 +193,5 @@ def _say_where(found: Report, folder: Path) -> None:
 
     echo(f"{moment(found.since)} to {moment(found.until)}, {number(found.rows)} messages.")
     echo(f"{percentiles_are(found)} {weights_are(found)}")
-    echo(f"Page: {folder / 'index.html'}")
+    echo(f"Page: {folder / _PAGE}")
     echo(f"Parquet: {folder}/channels, channel_windows, queues, queue_windows")
