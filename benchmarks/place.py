@@ -22,7 +22,14 @@ from fairqueue._url import libpq, parsed
 from .systems import System
 
 _PREFIX = "fairqueue_bench_"
-_LOCK = 720_720
+#: Databases of runs that aren't there any more. A run's admin connection has its name; advisory locks would not do, as
+#: those that are taken in one database aren't seen in another. What others call their databases is theirs.
+_ABANDONED = f"""
+    SELECT d.datname FROM pg_database d
+    WHERE d.datname ~ '^{_PREFIX}[0-9a-f]{{8}}_[0-9]+$' AND pg_has_role(d.datdba, 'USAGE') AND NOT EXISTS (
+        SELECT FROM pg_stat_activity a WHERE a.application_name = regexp_replace(d.datname, '_[0-9]+$', '')
+    )
+"""
 
 
 class Place:
@@ -32,21 +39,24 @@ class Place:
         self.dsn = dsn
         self.name = _PREFIX + secrets.token_hex(4)
         self._numbers = itertools.count(1)
-        self.admin: psycopg.Connection[Any] = psycopg.connect(dsn, autocommit=True)
-        # Held as long as we live: so others know that our databases are in use.
-        self.admin.execute("SELECT pg_advisory_lock(%s, hashtext(%s))", (_LOCK, self.name))
-        self._drop_abandoned()
+        # Open as long as we live: so others know that our databases are in use.
+        self.admin: psycopg.Connection[Any] = psycopg.connect(dsn, autocommit=True, application_name=self.name)
+        for (name,) in self.admin.execute(_ABANDONED.encode()).fetchall():
+            self._drop(name)
 
     def close(self) -> None:
-        self._drop(f"{self.name}\\_%")
         self.admin.close()
+
+    def check(self) -> None:
+        """Raise what says so if the server has gone away."""
+        self.admin.execute("SELECT")
 
     @contextlib.contextmanager
     def database(self, system: System | None = None) -> Iterator[str]:
         """The DSN of a new database with the system installed, good within the block."""
         name = f"{self.name}_{next(self._numbers)}"
-        self.admin.execute(SQL("CREATE DATABASE {} TEMPLATE template0").format(Identifier(name)))
         try:
+            self.admin.execute(SQL("CREATE DATABASE {} TEMPLATE template0").format(Identifier(name)))
             dsn = libpq(parsed(self.dsn).set(database=name))
             if system is not None:
                 system.install(dsn)
@@ -62,21 +72,8 @@ class Place:
         with contextlib.suppress(psycopg.errors.InsufficientPrivilege):
             self.admin.execute("CHECKPOINT")
 
-    def _drop(self, pattern: str) -> None:
-        names = self.admin.execute("SELECT datname FROM pg_database WHERE datname LIKE %s", (pattern,)).fetchall()
-        for (name,) in names:
-            self.admin.execute(SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(Identifier(name)))
-
-    def _drop_abandoned(self) -> None:
-        found = self.admin.execute(
-            "SELECT DISTINCT regexp_replace(datname, '_[0-9]+$', '') FROM pg_database WHERE datname LIKE %s",
-            (_PREFIX.replace("_", r"\_") + "%",),
-        ).fetchall()
-        for (run,) in found:
-            key = (_LOCK, run)
-            if self.admin.execute("SELECT pg_try_advisory_lock(%s, hashtext(%s))", key).fetchone() == (True,):
-                self._drop(run.replace("_", r"\_") + r"\_%")
-                self.admin.execute("SELECT pg_advisory_unlock(%s, hashtext(%s))", key)
+    def _drop(self, name: str) -> None:
+        self.admin.execute(SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(Identifier(name)))
 
 
 @contextlib.contextmanager

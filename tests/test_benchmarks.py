@@ -192,6 +192,28 @@ def test_a_case_that_fails_leaves_the_others(bench: Bench) -> None:
         measure(own, "peers", [raising(KeyboardInterrupt())], progress, task)
 
 
+def test_only_databases_of_runs_that_are_gone_are_dropped(postgres: Postgres, empty_database_url: str) -> None:
+    """Not those of others, whatever their names, nor of a run whose URL names another database of the server."""
+    dsn = libpq(postgres.url.render_as_string(hide_password=False))
+    theirs = ["fairqueue_bench_2024", "fairqueue_bench_0123abcd_results", "fairqueue_bench_0123abcd_1"]
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        for name in theirs:
+            connection.execute(f"CREATE DATABASE {name}".encode())
+        try:
+            there = "SELECT datname FROM pg_database WHERE datname = ANY (%s) ORDER BY datname"
+            first = Place(dsn)
+            with first.database() as used:
+                second = Place(libpq(empty_database_url))
+                with psycopg.connect(used) as still:
+                    assert still.info.dbname.startswith(first.name)
+            for place in (first, second):
+                place.close()
+            assert connection.execute(there.encode(), (theirs,)).fetchall() == [(theirs[1],), (theirs[0],)]
+        finally:
+            for name in theirs:
+                connection.execute(f"DROP DATABASE IF EXISTS {name}".encode())
+
+
 def result_of(records: list[Record], surroundings: dict[str, str]) -> dict[str, Any]:
     written = [record.as_dict() for record in records]
     return {"size": "tiny", "seconds": 1.0, "environment": surroundings, "notes": [], "records": written}
