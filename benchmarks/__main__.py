@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import click
+import psycopg
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from fairqueue import embedded
+from fairqueue.errors import FairqueueError
 
 from .consumers import Consumers
 from .environment import environment
@@ -52,11 +53,13 @@ def main(scenarios: Sequence[str], size: str | None, systems: str | None, out: P
             f"unknown system {unknown[0]!r}: known are {', '.join(SYSTEMS)}", param_hint="--systems"
         )
     selected = scenarios or [name for name in SCENARIOS if size == "full" or name not in _SLOW]
-    out.mkdir(parents=True, exist_ok=True)
     try:
+        out.mkdir(parents=True, exist_ok=True)
         failed = run(selected, size or "quick", names, out, Console())
-    except embedded.EmbeddedError as error:
+    except (FairqueueError, OSError) as error:  # of a server that can't be started, FAIRQUEUE_DSN, or a folder
         raise click.ClickException(str(error)) from error
+    except psycopg.OperationalError as error:
+        raise click.ClickException(f"no figures without the server: {' '.join(str(error).split())}") from error
     except KeyboardInterrupt:
         click.echo("Stopped. What is written is complete; nothing else is left.", err=True)
         sys.exit(130)
@@ -107,7 +110,8 @@ def measure(bench: Bench, name: str, cases: Sequence[Case], progress: Progress, 
         try:
             records += [record.as_dict() for record in case.run(bench)]
         except Exception as error:  # noqa: BLE001 (the systems that are measured raise what they like)
-            # The others have their figures all the same.
+            # The others have their figures all the same, but without a server nobody has: earlier ones stay.
+            bench.place.check()
             said = str(error).splitlines() or [type(error).__name__]
             bench.note(f"no figures of {case.label}: {said[0]}")
             bench.failed += 1

@@ -60,8 +60,11 @@ def load(folder: Path, names: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 def write(path: Path, text: str) -> None:
     fresh = path.with_name(f".{path.name}.new")
-    fresh.write_text(text, "utf-8")
-    fresh.replace(path)
+    try:
+        fresh.write_text(text, "utf-8")
+        fresh.replace(path)
+    finally:
+        fresh.unlink(missing_ok=True)  # it is there if the disk is full
 
 
 def number(value: float | None) -> str:

@@ -12,9 +12,10 @@ from typing import Any
 
 import psycopg
 import pytest
+from click.testing import CliRunner
 from rich.progress import Progress
 
-from benchmarks.__main__ import measure
+from benchmarks.__main__ import main, measure
 from benchmarks.consumers import Consumers
 from benchmarks.environment import environment
 from benchmarks.measuring import TINY, Bench, Case
@@ -192,6 +193,20 @@ def test_a_case_that_fails_leaves_the_others(bench: Bench) -> None:
         measure(own, "peers", [raising(KeyboardInterrupt())], progress, task)
 
 
+def test_a_server_that_is_gone_ends_the_run(postgres: Postgres) -> None:
+    """Nothing is written: what was measured before stays."""
+    place = Place(libpq(postgres.url.render_as_string(hide_password=False)))
+
+    def run(bench: Bench) -> list[Record]:
+        place.admin.close()
+        raise psycopg.OperationalError("no server")
+
+    progress, bench = Progress(), Bench(place, Consumers(), TINY, {})
+    task = progress.add_task("")
+    with pytest.raises(psycopg.OperationalError, match="closed"):
+        measure(bench, "peers", [Case("bad", run)], progress, task)
+
+
 def test_only_databases_of_runs_that_are_gone_are_dropped(postgres: Postgres, empty_database_url: str) -> None:
     """Not those of others, whatever their names, nor of a run whose URL names another database of the server."""
     dsn = libpq(postgres.url.render_as_string(hide_password=False))
@@ -212,6 +227,25 @@ def test_only_databases_of_runs_that_are_gone_are_dropped(postgres: Postgres, em
         finally:
             for name in theirs:
                 connection.execute(f"DROP DATABASE IF EXISTS {name}".encode())
+
+
+@pytest.mark.parametrize(
+    ("dsn", "out", "told"),
+    [
+        ("postgresql://localhost:1/nothing", "out", "no figures without the server: connection failed"),
+        ("nonsense", "out", "a database URL must begin with postgresql://"),
+        ("nonsense", "file/out", "Not a directory"),
+    ],
+)
+def test_what_cannot_begin_says_why(
+    dsn: str, out: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAIRQUEUE_DSN", dsn)
+    monkeypatch.setattr("signal.signal", lambda *_: None)  # SIGTERM stays ours
+    (tmp_path / "file").touch()
+    done = CliRunner().invoke(main, ["--tiny", "--out", str(tmp_path / out), "imports"])
+    assert (done.exit_code, done.output.count("Error: ")) == (1, 1)
+    assert f"Error: {told}" in done.output or f"{told}: '{tmp_path / out}'" in done.output
 
 
 def result_of(records: list[Record], surroundings: dict[str, str]) -> dict[str, Any]:
