@@ -58,8 +58,8 @@ def main(scenarios: Sequence[str], size: str | None, systems: str | None, out: P
         failed = run(selected, size or "quick", names, out, Console())
     except (FairqueueError, OSError) as error:  # of a server that can't be started, FAIRQUEUE_DSN, or a folder
         raise click.ClickException(str(error)) from error
-    except psycopg.OperationalError as error:
-        raise click.ClickException(f"no figures without the server: {' '.join(str(error).split())}") from error
+    except psycopg.Error as error:  # it isn't there, is gone, or lets this role make no databases
+        raise click.ClickException(f"the server can't be used: {' '.join(str(error).split())}") from error
     except KeyboardInterrupt:
         click.echo("Stopped. What is written is complete; nothing else is left.", err=True)
         sys.exit(130)

@@ -88,4 +88,6 @@ def opened() -> Iterator[tuple[Place, embedded.Server | None]]:
             dsn = server.dsn
         place = Place(dsn)
         stack.callback(place.close)
+        with place.database():
+            pass  # or no case would have figures, and those of earlier runs would be overwritten by none
         yield place, server

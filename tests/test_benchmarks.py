@@ -232,7 +232,7 @@ def test_only_databases_of_runs_that_are_gone_are_dropped(postgres: Postgres, em
 @pytest.mark.parametrize(
     ("dsn", "out", "told"),
     [
-        ("postgresql://localhost:1/nothing", "out", "no figures without the server: connection failed"),
+        ("postgresql://localhost:1/nothing", "out", "the server can't be used: connection failed"),
         ("nonsense", "out", "a database URL must begin with postgresql://"),
         ("nonsense", "file/out", "Not a directory"),
     ],
@@ -246,6 +246,18 @@ def test_what_cannot_begin_says_why(
     done = CliRunner().invoke(main, ["--tiny", "--out", str(tmp_path / out), "imports"])
     assert (done.exit_code, done.output.count("Error: ")) == (1, 1)
     assert f"Error: {told}" in done.output or f"{told}: '{tmp_path / out}'" in done.output
+
+
+def test_a_role_that_may_make_no_databases(
+    empty_database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Is told so before what was measured earlier is overwritten."""
+    monkeypatch.setenv("FAIRQUEUE_DSN", empty_database_url)
+    monkeypatch.setenv("PGOPTIONS", "-c role=pg_monitor")
+    monkeypatch.setattr("signal.signal", lambda *_: None)  # SIGTERM stays ours
+    done = CliRunner().invoke(main, ["--tiny", "--out", str(tmp_path), "flood"])
+    assert (done.exit_code, list(tmp_path.iterdir())) == (1, [])
+    assert "Error: the server can't be used: permission denied to create database\n" in done.output
 
 
 def result_of(records: list[Record], surroundings: dict[str, str]) -> dict[str, Any]:
