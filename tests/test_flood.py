@@ -8,9 +8,11 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
-from tests.acts import count, drain, expire, lease_of, put, sql, take
+from tests.acts import count, drain, expire, lease_of, move_clock, put, sql, take
 from tests.fixtures.connections import Raw
 from tests.invariants import check_invariants
+from tests.limiting import LEASE, NOW
+from tests.twins import HOUR
 
 FLOOD = 100_000
 
@@ -112,6 +114,19 @@ def test_what_somebody_held_waits_behind_no_flood(
     assert "quiet" in [*take(session), *take(session)]
     assert len(drain(session, 1000)) == 1996
     check_invariants(session.connection())
+
+
+def test_who_is_for_later_is_served_in_time_beside_a_flood(
+    session: Session, clock_that_stands: None, other: psycopg.Connection
+) -> None:
+    """Its message is known before its signal is."""
+    enqueue_one_by_one(other, 2000)
+    put(session, "quiet", dequeue_at=NOW + HOUR)
+    assert [*take(session), *take(session)] == ["flood"] * 2
+    assert count(other, "SELECT count(*) FROM fairqueue.signal WHERE channel = 'quiet'") == 1
+    check_invariants(session.connection())
+    move_clock(session, NOW + HOUR)
+    assert "quiet" in [*take(session, lease=LEASE), *take(session, lease=LEASE)]
 
 
 def begun(connection: psycopg.Connection) -> psycopg.Connection:
