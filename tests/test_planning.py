@@ -598,8 +598,12 @@ def test_a_message_that_somebody_holds_is_passed_over(
 
 
 @pytest.mark.parametrize("limit_", [1, 3], ids=["with others", "in its turn"])
-def test_a_planned_message_that_is_another_channel_s_now(session: Session, limit_: int) -> None:
-    """Moved, and back at the place in its table where it was planned: the limit of its new channel holds."""
+@pytest.mark.parametrize("change", ["channel = 'limited'", "queue = 'another'"])
+def test_a_planned_message_that_is_another_channel_s_now(session: Session, change: str, limit_: int) -> None:
+    """Moved, and back at the place in its table where it was planned: the limit of its new channel holds.
+
+    Likewise, who dequeues from a queue gets nothing of another.
+    """
     limit(session, "limited", max_concurrency=1)
     put(session, "limited")
     (first,) = leases(session, 1)
@@ -608,7 +612,7 @@ def test_a_planned_message_that_is_another_channel_s_now(session: Session, limit
     plan_ahead(session)
     leases(session, 1)
     (_, moved) = planned(session)[10]
-    sql(session, "UPDATE fairqueue.message SET channel = 'limited' WHERE id = :id", id=moved)
+    sql(session, f"UPDATE fairqueue.message SET {change} WHERE id = :id", id=moved)
     leases(session, 1)  # Folds that.
     assert ("a", moved) in planned(session) or ("b", moved) in planned(session)
     sql(
@@ -625,7 +629,8 @@ def test_a_planned_message_that_is_another_channel_s_now(session: Session, limit
     check_invariants(session.connection())
     session.execute(fq.complete(first))
     session.commit()
-    assert [message.id for message in leases(session)] == [moved]
+    queue = session.scalars(text("SELECT queue FROM fairqueue.message WHERE id = :id"), {"id": moved}).one()
+    assert [message.id for message in lease_of(session, queue=queue)] == [moved]
 
 
 #: Where each of some messages was in the plan, of those that were taken from it without the turn.
