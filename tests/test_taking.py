@@ -326,6 +326,20 @@ def test_one_takes_the_turn_for_all(session: Session, order: Ids, raw: Raw, data
     finish(session, [], *done)
 
 
+def test_who_could_not_wait_takes_nothing_without_a_share(
+    session: Session, order: Ids, workers: list[psycopg.Connection]
+) -> None:
+    """One that has written something, while somebody has the turn, who may change what is planned."""
+    holder, writer = workers[:2]
+    value(holder, "SELECT fairqueue.scheduler_turn('default')")
+    value(writer, "SELECT pg_current_xact_id()")
+    assert dequeue(writer) == []
+    holder.commit()
+    done = dequeue(writer)
+    assert done == order[:3]
+    finish(session, workers, done)
+
+
 def test_a_shorter_lease(session: Session, order: Ids, workers: list[psycopg.Connection]) -> None:
     """It is found when it runs out, before those that were given earlier."""
     done = dequeue(workers[0])
@@ -335,15 +349,25 @@ def test_a_shorter_lease(session: Session, order: Ids, workers: list[psycopg.Con
     finish(session, workers, done, short)
 
 
-def test_a_clock_that_was_set_back(session: Session, order: Ids) -> None:
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        pytest.param("clock", "clock + 100000", id="a clock that was set back"),
+        pytest.param("news_from", "'4000000000'", id="a dump of another server"),
+        pytest.param("urgent_from", "'4000000000'", id="an urgent one of such a dump"),
+        pytest.param("maintain_at", "0", id="a day that is over"),
+    ],
+)
+def test_what_nobody_tells_of(session: Session, order: Ids, column: str, value: str) -> None:
     """Is noticed, though there is nothing to do but to take."""
-    sql(session, "UPDATE fairqueue.rotation SET clock = clock + 100000")
-    ahead = session.scalar(text("SELECT clock FROM fairqueue.rotation"))
+    sql(session, f"UPDATE fairqueue.rotation SET {column} = {value}")
+    state = text(f"SELECT {column}::text::bigint FROM fairqueue.rotation")
+    before = session.scalar(state)
     assert [message.id for message in lease_of(session, 3)] == order[:3]
-    now = session.scalar(text("SELECT clock FROM fairqueue.rotation"))
-    assert ahead is not None
-    assert now is not None
-    assert now < ahead
+    after = session.scalar(state)
+    assert before is not None
+    assert after is not None
+    assert after > before if column == "maintain_at" else after < before
 
 
 def test_a_repair_in_between(session: Session, order: Ids, workers: list[psycopg.Connection]) -> None:
