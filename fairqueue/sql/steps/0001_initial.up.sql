@@ -1807,15 +1807,15 @@ BEGIN
             v_now := unix_ms(v_clock);
             v_until := v_clock + make_interval(secs => lease_seconds);
             v_snapshot := pg_current_snapshot();
-            -- Calm: nothing is to be done but to serve what is planned. No limit, no lease that ran out, no lane that is
-            -- due, and no news, of either kind. Near the end of the plan, what others are about to take leaves too little.
+            -- Calm: nothing is to be done but to serve what is planned. No limit, no lease that ran out, no lane that
+            -- is due, and no news, of either kind; a pause leaves no lane_tag. Near the end of the plan, what others
+            -- are about to take leaves too little.
             SELECT t.turn, coalesce(k.place, t.place), coalesce(k.upto, t.place), t.lane_tag, t.lane_since,
                 age(pg_snapshot_xmin(v_snapshot)::xid), age(pg_snapshot_xmax(v_snapshot)::xid),
                 t.planned - t.place <= t.ahead AND t.ahead >= t.plan_at,
                 2 * (coalesce(k.place, t.place) - t.place) <= t.planned - t.place
                     AND t.planned >= coalesce(k.place, t.place) + 8 * max_messages AND t.lane_tag IS NOT NULL
-                    AND t.max_concurrency IS NULL AND (t.paused_until <= v_now) IS NOT FALSE
-                    AND t.lease_floor > v_clock AND t.lease_floor <= v_until
+                    AND t.max_concurrency IS NULL AND t.lease_floor > v_clock AND t.lease_floor <= v_until
                     AND t.due_floor > v_now AND t.maintain_at > v_now AND t.clock - 1000 <= v_now
                     AND greatest(t.news_from, t.urgent_from) <= pg_snapshot_xmax(v_snapshot)
                     AND NOT EXISTS (
@@ -1828,7 +1828,7 @@ BEGIN
             -- As a subquery, so that of the row only these are taken apart.
             FROM (
                 SELECT t.turn, t.place, t.planned, t.lane_tag, t.lane_since, t.ahead, t.plan_at, t.max_concurrency,
-                    t.paused_until, t.lease_floor, t.due_floor, t.maintain_at, t.clock, t.news_from, t.urgent_from,
+                    t.lease_floor, t.due_floor, t.maintain_at, t.clock, t.news_from, t.urgent_from,
                     t.news_open, t.urgent_open
                 FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1) t
             LEFT JOIN LATERAL (
