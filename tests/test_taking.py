@@ -13,12 +13,12 @@ from sqlalchemy import Engine, text, update
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
-from tests.acts import lease_of, plan_ahead, put, sql, wait_until
+from tests.acts import complete, expire, lease_of, plan_ahead, put, sql, wait_until
 from tests.fixtures.connections import Raw
 from tests.invariants import check_invariants
 from tests.limiting import limit
 from tests.observing import impatient, observer, value, waits_for_a_lock
-from tests.taking import CHANNELS, GATE, Ids, Named, dequeue, finish, ids_planned, replaced
+from tests.taking import CHANNELS, GATE, Ids, Named, dequeue, fill, finish, ids_planned, plan_once, replaced
 
 #: Unix milliseconds of the year 2096.
 FAR = 4_000_000_000_000
@@ -186,6 +186,23 @@ def test_what_others_are_about_to_take_counts_toward_a_new_limit(
     assert len(of_a & {*done}) == 4
     assert len(of_a & {*served}) == more
     check_invariants(session.connection(), caps=False)
+
+
+def test_what_counted_toward_a_limit_that_is_gone(session: Session) -> None:
+    """Its end is news to nobody, so that nobody needs the turn for it."""
+    limit(session, "a", max_concurrency=100)
+    fill(session)
+    expire(session, [message.id for message in lease_of(session, 24)])
+    limit(session, "a", max_concurrency=None)
+    order = plan_once(session)
+    counted = set(
+        session.scalars(text("SELECT id FROM fairqueue.message WHERE counted IS NOT NULL AND leased_until IS NULL"))
+    )
+    batch = lease_of(session, 24)
+    assert [message.id for message in batch] == order[:24]
+    assert counted & {*order[:24]}
+    complete(session, batch)
+    assert session.scalar(text("SELECT count(*) FROM fairqueue.signal")) == 0
 
 
 def test_a_channel_whose_turn_comes_within_the_batch(
