@@ -326,6 +326,15 @@ def test_the_heaviest_messages_of_the_lightest_channel(session: Session) -> None
     assert len(drain(session, 10_000)) == 25_000
 
 
+@pytest.mark.parametrize("limit", [1, 6])
+def test_the_lightest_messages_of_the_heaviest_channels(session: Session, limit: int) -> None:
+    """The least cost over the largest weight is something still, so that they take turns."""
+    for channel in "ab":
+        session.add(fq.Channel(name=channel, weight=1000))
+        put(session, channel, 3, cost=1e-300)
+    assert [message.channel for message in drain(session, limit)] == [*"ababab"]
+
+
 def test_channels_that_come_and_go_for_long(session: Session) -> None:
     """Forgetting channels that were idle for long changes no order."""
     reference = Reference()
