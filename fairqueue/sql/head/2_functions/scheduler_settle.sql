@@ -39,8 +39,7 @@ BEGIN
         r.ahead := least(r.ahead + v_messages, plan_most());
     ELSE
         SELECT u.tag, u.since INTO v_tag, v_since FROM scheduler_unplan(v_queue) u;
-        r.place := greatest(r.planned, v_last);
-        r.planned := r.place;
+        r.place := r.planned;
         r.ahead := 0;
         r.plan_at := plan_after();
         -- Lanes of which something was passed over may be behind that; who arrives isn't to be.
