@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
@@ -114,5 +115,27 @@ def test_a_limit_that_is_committed_during_a_dequeue(
     if not knows_the_channel:
         sql(session, "DELETE FROM fairqueue.lane")  # As of a channel that had nothing to do for a while.
     assert dequeue_held(lock, lambda: limit_it(session)) == 0
+    assert leases(session) == []
+    check_invariants(session.connection(), caps=False)
+
+
+@pytest.mark.parametrize("limit_it", [limit_channel, limit_all_channels])
+def test_it_is_committed_by_one_that_has_been_at_it_for_long(
+    session: Session,
+    engine: Engine,
+    dequeue_held: Callable[[str, Callable[[], None]], int],
+    limit_it: Callable[[Session], None],
+) -> None:
+    """Since before other policies were read: its signal is looked for by itself."""
+    with Session(engine) as old:
+        old.execute(text("SELECT pg_current_xact_id()"))
+        limit(session, "globex", weight=2)
+        put(session, "acme", 2)
+        leases(session, 2)
+        put(session, "acme", 4)
+        xid = old.scalars(text("SELECT CAST(pg_current_xact_id() AS text)")).one()
+        assert session.scalars(text("SELECT CAST(urgent_open AS text[]) FROM fairqueue.rotation")).one() == [xid]
+        session.commit()
+        assert dequeue_held(HOLD_SIGNALS, lambda: limit_it(old)) == 0
     assert leases(session) == []
     check_invariants(session.connection(), caps=False)
