@@ -8,13 +8,14 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
-from tests.acts import count, drain, expire, lease_of, move_clock, put, sql, take
+from tests.acts import count, drain, expire, lease_of, move_clock, one_by_one, put, put_all, sql, take
 from tests.fixtures.connections import Raw
 from tests.invariants import check_invariants
 from tests.limiting import LEASE, NOW
 from tests.twins import HOUR
 
 FLOOD = 100_000
+Leases = list[fq.LeasedMessage]
 
 
 def enqueue_one_by_one(connection: psycopg.Connection, messages: int) -> None:
@@ -64,40 +65,42 @@ def test_a_flood_keeps_nobody_waiting(session: Session, flood: psycopg.Connectio
 # What comes back in a flood has an old id, and nobody need know of it but by its own signal.
 
 
-def fails(session: Session, message: fq.LeasedMessage) -> None:
-    session.execute(fq.fail(message, "no", delay=0))
+def fail(session: Session, batch: Leases) -> None:
+    session.execute(fq.fail(batch, "no", delay=0))
 
 
-def is_deferred(session: Session, message: fq.LeasedMessage) -> None:
-    session.execute(fq.defer(message, delay=0))
+def are_deferred(session: Session, batch: Leases) -> None:
+    session.execute(fq.defer(batch, delay=0))
 
 
-def runs_out(session: Session, message: fq.LeasedMessage) -> None:
-    expire(session, [message.id])
+def run_out(session: Session, batch: Leases) -> None:
+    expire(session, [message.id for message in batch])
 
 
-def is_put_back_from_the_dead(session: Session, message: fq.LeasedMessage) -> None:
-    session.execute(fq.fail(message, "no", retry=False))
-    session.execute(fq.redrive(message.id))
+def are_put_back_from_the_dead(session: Session, batch: Leases) -> None:
+    session.execute(fq.fail(batch, "no", retry=False))
+    session.execute(fq.redrive([message.id for message in batch]))
 
 
-def is_edited(session: Session, message: fq.LeasedMessage) -> None:
-    session.execute(fq.defer(message, delay=3600))
+def are_edited(session: Session, batch: Leases) -> None:
+    session.execute(fq.defer(batch, delay=3600))
     take(session)
-    sql(session, "UPDATE fairqueue.message SET dequeue_at = 0 WHERE id = :id", id=message.id)
+    ids = [message.id for message in batch]
+    sql(session, "UPDATE fairqueue.message SET dequeue_at = 0 WHERE id = ANY (:ids)", ids=ids)
 
 
-@pytest.mark.parametrize("comes_back", [fails, is_deferred, runs_out, is_put_back_from_the_dead, is_edited])
+@pytest.mark.parametrize("quiet", [["quiet"], ["quiet", "calm"]])
+@pytest.mark.parametrize("come_back", [fail, are_deferred, run_out, are_put_back_from_the_dead, are_edited])
 def test_what_comes_back_waits_behind_no_flood(
-    session: Session, other: psycopg.Connection, comes_back: Callable[[Session, fq.LeasedMessage], None]
+    session: Session, other: psycopg.Connection, come_back: Callable[[Session, Leases], None], quiet: list[str]
 ) -> None:
     """Each dequeue takes in some 70 of 2,000 signals."""
-    put(session, "quiet")
-    (message,) = lease_of(session)
+    put_all(session, dict.fromkeys(quiet, 1))
+    batch = lease_of(session, 2)
     enqueue_one_by_one(other, 2000)
-    comes_back(session, message)
+    come_back(session, batch)
     session.commit()
-    assert "quiet" in [*take(session), *take(session), *take(session)]
+    assert {*quiet} <= {channel for _ in range(2 + len(quiet)) for channel in take(session)}
     assert count(other, "SELECT count(*) FROM fairqueue.signal") > 1500
     check_invariants(session.connection())
 
@@ -174,6 +177,36 @@ def test_old_transactions_hide_nobody_behind_a_flood(
         enqueues(connection)
         served += take(session)
     assert "quiet" in served[:4]
+
+
+def test_floods_of_old_transactions_hide_nobody_who_is_as_old(session: Session, raw: Raw, database_url: str) -> None:
+    """Nothing else is told of; and in the end all of it is served."""
+    old = [begun(raw(database_url)) for _ in range(5)]
+    put(session, "known")
+    assert take(session) == ["known"]
+    for number, connection in enumerate(old):
+        connection.execute(one_by_one(1 if number == 2 else 300, "quiet" if number == 2 else "flood").encode())
+    for connection in old:
+        connection.commit()
+    assert "quiet" in [*take(session), *take(session), *take(session)]
+    check_invariants(session.connection())
+    session.commit()
+    assert len(drain(session, 100)) == 1198
+
+
+def test_a_flood_beside_more_channels_than_are_looked_for_in_one_go(
+    session: Session, other: psycopg.Connection
+) -> None:
+    """Each dequeue goes on where the last one stopped, though all whom that found have more."""
+    enqueue_one_by_one(other, 2000)
+    insert = (
+        "INSERT INTO fairqueue.message (channel) SELECT 'c' || g FROM generate_series(1, 150) g, generate_series(1, 5)"
+    )
+    sql(session, insert)
+    for _ in range(4):
+        take(session)
+    assert count(other, "SELECT count(*) FROM fairqueue.lane WHERE due = 0") == 151
+    assert count(other, "SELECT count(*) FROM fairqueue.signal") > 1500
 
 
 def test_order_of_channels_whose_ids_are_older_than_the_first_signals(
