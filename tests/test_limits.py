@@ -235,6 +235,22 @@ class TestConcurrency:
             check_invariants(session.connection())
             session.commit()
 
+    @each_setter
+    @pytest.mark.parametrize(
+        "act", ["DELETE FROM fairqueue.message", "UPDATE fairqueue.message SET payload = '1'"], ids=["delete", "edit"]
+    )
+    def test_what_becomes_of_one_that_came_back_makes_no_more_room(
+        self, session: Session, set_limit: Setter, act: str
+    ) -> None:
+        """Its lease had ended before."""
+        put(session, "acme", 6)
+        set_limit(session, 2)
+        session.execute(fq.fail(leases(session)[0], delay=0))
+        session.commit()
+        sql(session, f"{act} WHERE attempt > 0 AND leased_until IS NULL")
+        assert len(serve(session)) == 1
+        check_invariants(session.connection())
+
 
 # Deleting and re-creating
 
@@ -342,6 +358,34 @@ class TestRecreation:
         complete(session, running[:1])
         move_clock(session, NOW + 10_000)
         assert sorted(serve(session)) == ["capped", "rated"]
+
+    def test_what_runs_in_a_channel_that_is_forgotten_counts(self, session: Session) -> None:
+        """As soon as there is a limit for all channels of the queue."""
+        put(session, "quiet", 3)
+        assert serve(session) == ["quiet"] * 3
+        put(session, "busy", 300)
+        assert len(take(session, 200)) == 200
+        sql(session, TIDY)
+        take(session)
+        assert session.scalars(text("SELECT channel FROM fairqueue.lane")).all() == ["busy"]
+        limit_queue(session, channel_max_concurrency=4)
+        put(session, "quiet", 3)
+        assert serve(session) == ["quiet"]
+
+    def test_however_many_lanes_count_none_is_kept_for_ever(self, session: Session) -> None:
+        """Not more of them are looked at in one go than some hundred; once they count nothing, all are forgotten."""
+        limit_queue(session, channel_max_concurrency=1)
+        limit(session, "busy", max_concurrency=1000)
+        fq.enqueue_many(session, [{"channel": f"c{number}"} for number in range(300)])
+        session.commit()
+        running = leases(session, 300)
+        put(session, "busy", 402)
+        for ended in (running, []):
+            assert len(take(session, 200)) == 200
+            sql(session, TIDY)
+            assert take(session) == ["busy"]
+            assert set(complete(session, ended)) <= {"completed"}
+        assert session.scalars(text("SELECT channel FROM fairqueue.lane")).all() == ["busy"]
 
     @pytest.mark.parametrize(("hours", "again"), [(1, []), (25, ["rated"])])
     def test_a_rate_that_was_taken_away_is_not_forgotten(self, session: Session, hours: int, again: list[str]) -> None:
