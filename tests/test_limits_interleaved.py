@@ -152,6 +152,14 @@ def the_policy_is_deleted_and_created(session: Session) -> list[Lease]:
     return batch
 
 
+def the_policy_is_created_anew_as_it_was(session: Session) -> list[Lease]:
+    """Between two dequeues, which find what they knew."""
+    batch = a_channel_is_limited(session)
+    session.delete(session.get_one(fq.Channel, ("default", "acme")))
+    session.flush()
+    return batch + a_channel_is_limited(session)
+
+
 def the_queue_is_repaired(session: Session) -> list[Lease]:
     batch = a_channel_is_limited(session)
     sql(session, "SELECT fairqueue.queue_repair()")
@@ -170,6 +178,7 @@ MEANWHILE = [
     both_at_once,
     again_and_again,
     the_policy_is_deleted_and_created,
+    the_policy_is_created_anew_as_it_was,
     the_queue_is_repaired,
 ]
 
