@@ -271,6 +271,30 @@ class TestRaces:
             with watching.transaction():
                 watching.execute("DELETE FROM fairqueue.message")
 
+    @pytest.mark.parametrize("verb", [*VERBS, "cancel", "take out"])
+    def test_in_the_order_of_ids(self, engine: Engine, raw: Raw, database_url: str, verb: str) -> None:
+        """Whatever the order given: who waits for the first of them has not yet taken the second."""
+        enqueue(engine, 2)
+        batch = pairs(lease(engine, 2))[::-1]
+        watching, one, two, other = (raw(database_url) for _ in range(4))
+        watching.autocommit = True
+        first = b"SELECT FROM fairqueue.message WHERE id = %s FOR UPDATE"
+        one.execute(first, batch[1][:1])
+
+        def act() -> list[str]:
+            if verb != "take out":
+                return end(two, verb, batch)
+            query = "SELECT result FROM fairqueue.message_cancel(%s)"
+            return [result for (result,) in two.execute(query, ([id_ for id_, _ in batch],))]
+
+        with ThreadPoolExecutor(1) as pool:
+            told = pool.submit(act)
+            wait_until(lambda: waits_for_a_lock(watching, two))
+            other.execute(first + b" NOWAIT", batch[0][:1])
+            other.rollback()
+            one.rollback()
+            assert told.result() == [{**DONE, "cancel": "cancelled", "take out": "cancelled"}[verb]] * 2
+
     def test_everybody_ends_the_same_leases(self, engine: Engine, raw: Raw, database_url: str) -> None:
         """Eight sessions, four verbs, opposite orders: each lease is ended once, and nobody deadlocks."""
         enqueue(engine, 200)
