@@ -7,7 +7,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import Engine, select
+from sqlalchemy import Engine, select, text
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
@@ -123,6 +123,59 @@ class TestKept:
             assert (again.id, again.attempt) == (kept, attempt)
             assert "no dead letter: update or delete on table" in str(again.error)
             assert dead(session) == [other]
+
+    def test_one_that_would_have_to_wait(self, session: Session, raw: Raw, database_url: str) -> None:
+        """Somebody works on what refers to it: the dequeue doesn't wait for him for long, and others do die."""
+        session.execute(text("SET statement_timeout = '20s'"))
+        kept, other = put(session, "acme", max_attempts=1) + put(session, "globex", max_attempts=1)
+        reference = "bigint REFERENCES fairqueue.message ON DELETE SET NULL"
+        sql(session, f"CREATE TABLE public.invoice (message_id {reference})")
+        sql(session, "INSERT INTO public.invoice VALUES (:id)", id=kept)
+        expire(session, [message.id for message in lease_of(session, 2)])
+        accounting = raw(database_url)
+        accounting.execute("SELECT FROM public.invoice FOR UPDATE")
+        (again,) = lease_of(session, 2)
+        assert again.id == kept
+        assert "no dead letter: canceling statement due to lock timeout" in str(again.error)
+        assert dead(session) == [other]
+        accounting.rollback()
+        expire(session, [kept])
+        assert lease_of(session, 2) == []
+        assert dead(session) == [kept, other]
+
+    def test_what_is_deferred_stays_so(self, session: Session) -> None:
+        """In the transaction of a dequeue that has looked whether a foreign key forbids a death."""
+        reference = "bigint REFERENCES fairqueue.message DEFERRABLE INITIALLY DEFERRED"
+        sql(session, f"CREATE TABLE public.invoice (message_id {reference})")
+        (id_,) = put(session, "acme", max_attempts=1)
+        expire(session, [message.id for message in lease_of(session)])
+        assert session.scalars(fq.dequeue()).all() == []
+        assert session.scalars(select(fq.DeadMessage.id)).all() == [id_]
+        session.execute(text("INSERT INTO public.invoice VALUES (:id)"), {"id": id_ + 1})
+        (new,) = fq.enqueue_many(session, [{"channel": "acme"}])
+        session.commit()
+        assert new == id_ + 1
+
+    def test_where_the_owner_may_not_use_what_refers_to_it(self, session: Session) -> None:
+        """A schema of somebody else's, whose constraints it can't name."""
+        role = f'"{session.scalar(text("SELECT current_database()"))} owner"'
+        sql(session, "CREATE SCHEMA hidden")
+        sql(session, "CREATE TABLE hidden.invoice (message_id bigint REFERENCES fairqueue.message DEFERRABLE)")
+        sql(session, f"CREATE ROLE {role}")
+        try:
+            sql(session, f"GRANT USAGE ON SCHEMA fairqueue TO {role}")
+            for kind in ("TABLES", "SEQUENCES", "FUNCTIONS"):
+                sql(session, f"GRANT ALL ON ALL {kind} IN SCHEMA fairqueue TO {role}")
+            sql(session, f"ALTER FUNCTION fairqueue.message_dequeue OWNER TO {role}")
+            ids = put(session, "acme", max_attempts=1)
+            expire(session, [message.id for message in lease_of(session)])
+            assert lease_of(session) == []
+            assert dead(session) == ids
+        finally:
+            session.rollback()
+            sql(session, f"REASSIGN OWNED BY {role} TO CURRENT_USER")
+            sql(session, f"DROP OWNED BY {role}")
+            sql(session, f"DROP ROLE {role}")
 
     def test_id_that_is_taken(self, session: Session) -> None:
         """Who chooses ids himself can't make a dequeue fail for everybody, by a second death of one id."""
