@@ -8,6 +8,8 @@ from sqlalchemy.orm import Session
 
 import fairqueue as fq
 from tests.acts import clock, expire, lease_of, move_clock, put, sql, stop_clock, take
+from tests.fixtures.connections import Raw
+from tests.limiting import LEASE
 
 MANY = 200
 
@@ -80,6 +82,16 @@ class TestAttempts:
         dead = session.scalars(select(fq.DeadMessage)).one()
         assert (dead.id, dead.attempt) == (message.id, 3)
         assert "ran out" in str(dead.error)
+
+    @pytest.mark.parametrize(("attempt", "is_dead"), [(19, False), (20, True)])
+    def test_leases_that_ran_out_as_often_as_by_default(self, session: Session, attempt: int, is_dead: bool) -> None:
+        """Of a queue that has no policy."""
+        put(session, "acme", backoff=0)
+        (message,) = lease_of(session)
+        sql(session, "UPDATE fairqueue.message SET attempt = :n", n=attempt)
+        expire(session, [message.id])
+        assert take(session) == ([] if is_dead else ["acme"])
+        assert session.query(fq.DeadMessage).count() == is_dead
 
     def test_no_retry(self, session: Session) -> None:
         put(session, "acme")
@@ -183,6 +195,22 @@ class TestBackoff:
         assert 180 < max(found) <= 200
         move_clock(session, now + 150_000)
         assert 0 < len(lease_of(session, MANY)) < MANY
+
+
+def test_whoever_holds_it_when_its_lease_has_run_out(session: Session, now: int, raw: Raw, database_url: str) -> None:
+    """However long that takes, it is looked for again within 10 minutes; and the next one is no worse off by that."""
+    other = raw(database_url)
+    ids = put(session, "acme", 2)
+    lease_of(session, 2, LEASE)
+    for id_, held, later in zip(ids, (10 * 3_600_000, 0), (600_000, 20), strict=True):
+        expire(session, [id_])
+        other.execute("SELECT FROM fairqueue.message WHERE id = %s FOR UPDATE", (id_,))
+        assert served(session) == []
+        move_clock(session, now := now + held)
+        assert served(session) == []
+        other.rollback()
+        move_clock(session, now := now + later)
+        assert [message.id for message in lease_of(session, 2, LEASE)] == [id_]
 
 
 class TestLeasesThatUsersSet:
