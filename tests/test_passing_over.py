@@ -230,6 +230,23 @@ def test_who_comes_then_does_not(
     assert owed(14 + 7 * 4) == {"d": 19, "late": 6, "c": 4, "e": 4, "a": 3, "b": 3, "f": 3}
 
 
+@pytest.fixture
+def waiting(session: Session) -> None:
+    """Channel late, which is there before all others, has messages for later."""
+    put(session, "late", 50, delay=3600)
+
+
+@pytest.mark.usefixtures("waiting")
+def test_nor_does_who_becomes_due_then(session: Session, owed: Callable[[int], Counter[str]]) -> None:
+    first = Counter(message.channel for message in lease_of(session, 1))
+    session.execute(text("SET LOCAL session_replication_role = replica"))  # no news: its hour has come
+    session.execute(text("UPDATE fairqueue.message SET dequeue_at = -1 WHERE channel = 'late'"))
+    session.execute(text("UPDATE fairqueue.lane SET head_at = -1, head_id = 0, due = 1 WHERE channel = 'late'"))
+    sql(session, "UPDATE fairqueue.rotation SET due_floor = 1")
+    served = owed(13 + 7 * 4) + first
+    assert served == {"d": 19, "late": 6, "c": 4, "e": 4, "a": 3, "b": 3, "f": 3}
+
+
 @pytest.mark.parametrize("lose", [cancelled, replaced])
 def test_what_was_taken_past_one_that_is_gone_was_not_for_nothing(
     session: Session, order: Ids, workers: list[psycopg.Connection], lose: Callable[[Session, int], None]
