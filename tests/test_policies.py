@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 
 import fairqueue as fq
 from tests.acts import put, sql, take
+from tests.invariants import check_invariants
 
 LATER = datetime(2100, 1, 1, tzinfo=UTC)
 EARLIER = datetime(2001, 1, 1, tzinfo=UTC)
@@ -276,6 +277,51 @@ def test_what_is_written_again_as_it_was_costs_nothing(session: Session, again: 
     assert session.scalars(text("SELECT channel FROM fairqueue.signal")).all() == []
     sql(session, "SELECT fairqueue.channel_set('a', weight => 1)")
     assert session.scalars(text("SELECT channel FROM fairqueue.signal")).all() == ["a", "a"]
+
+
+@pytest.mark.parametrize("table", ["channel", "queue"])
+def test_a_pause_doesn_t_end_before_it_begins(session: Session, table: str) -> None:
+    """Where a time that is over has been left, or given without a pause."""
+    policy: fq.Channel | fq.Queue = fq.Channel("a") if table == "channel" else fq.Queue("default")
+    policy.resume_at = EARLIER
+    session.add(policy)
+    session.commit()
+    policy.paused = True
+    session.commit()
+    put(session, "a")
+    assert take(session) == []
+    assert policy.resume_at is None
+
+
+def test_a_channel_that_never_had_a_message_has_no_lane(session: Session) -> None:
+    """Whatever is set for it, or changed."""
+    put(session, "a")
+    for number in (1, 2):
+        sql(session, "SELECT fairqueue.channel_set('b', weight => :n, max_concurrency => :n)", n=number)
+        take(session)
+    assert session.scalars(text("SELECT channel FROM fairqueue.lane")).all() == ["a"]
+
+
+#: What of a policy dequeues don't go by; what they do, and where the row is another's then.
+ENQUEUEING = {"max_size", "overflow", "channel_max_size", "channel_overflow"}
+ENDING = {"max_attempts", "backoff", "max_backoff", "history_days"}
+
+
+def test_whatever_dequeues_go_by_is_told(session: Session, kind: Kind) -> None:
+    """Each by itself, and that the row is another channel's, or queue's, now; what they don't go by is not."""
+    put(session, "a")
+    take(session)
+    table = kind.model.__table__
+    sql(session, f"INSERT INTO {table} (name) VALUES ('{'a' if table.name == 'channel' else 'default'}')")
+    changes = {**kind.values, "name": "b"} | ({"queue": "elsewhere"} if table.name == "channel" else {})
+    for column, value in changes.items():
+        take(session)
+        sql(session, f"UPDATE {table} SET {column} = :value", value=value)
+        told = session.scalar(text("SELECT count(DISTINCT (queue, channel)) FROM fairqueue.signal"))
+        row = column in ("name", "queue")
+        assert told == (2 if row else 0 if column in ENQUEUEING | ENDING else 1), column
+        check_invariants(session.connection())
+        session.commit()
 
 
 @pytest.mark.parametrize("table", ["channel", "queue"])
