@@ -237,6 +237,19 @@ def test_an_empty_queue_and_one_that_does_not_exist(session: Session) -> None:
     assert checked(session, "never heard of", repair=True) == []
 
 
+def test_ends_that_nobody_heard_of_before_a_repair(session: Session) -> None:
+    """Of leases that are younger than all that are left, where nothing else tells how far turns had come."""
+    put(session, "acme", 9)
+    sql(session, "SELECT fairqueue.channel_set('acme', max_concurrency => 3)")
+    leases = [message for _ in range(3) for message in lease_of(session)]
+    assert complete(session, leases[1:]) == ["completed"] * 2
+    sql(session, "DELETE FROM fairqueue.rotation")
+    sql(session, "SELECT fairqueue.queue_repair()")
+    assert checked(session) == []
+    assert len(lease_of(session, 9)) == 2
+    assert checked(session) == []
+
+
 def test_each_queue_by_itself(session: Session) -> None:
     for queue in ("default", "other", "third"):
         session.add(fq.Channel("acme", queue=queue, max_concurrency=5))
