@@ -15,6 +15,7 @@ from tests.acts import (
     drain,
     expire,
     lease_of,
+    plan_ahead,
     put,
     put_all,
     sql,
@@ -238,6 +239,14 @@ def test_queues_don_t_share(session: Session) -> None:
     check_invariants(session.connection())
 
 
+def test_channels_of_one_name_in_several_queues(session: Session) -> None:
+    """Each is its queue's own, though one statement enqueues to all of them."""
+    fq.enqueue_many(session, [{"channel": "a", "queue": queue} for queue in ("default", "other", "third")])
+    session.commit()
+    check_invariants(session.connection())
+    assert [take(session, queue=queue) for queue in ("default", "other", "third")] == [["a"]] * 3
+
+
 load = st.lists(
     st.tuples(
         st.sampled_from([1, 2, 3, 0.37, 1000]),  # weight
@@ -295,6 +304,24 @@ def test_tags_start_again_long_before_they_overflow(session: Session) -> None:
     vtime = session.scalar(text("SELECT vtime FROM fairqueue.rotation"))
     assert vtime is not None
     assert vtime < limit
+    check_invariants(session.connection())
+
+
+def test_tags_of_what_is_planned_when_they_start_again(session: Session) -> None:
+    """It is planned anew, with small ones."""
+    put_all(session, {"a": 50, "b": 150, "c": 150})
+    take(session)
+    plan_ahead(session, 64)
+    take(session)
+    large = 2_000_000_000_000_000_000
+    sql(session, "UPDATE fairqueue.lane SET tag = tag + :n, planned = planned + :n", n=large)
+    tags = "ARRAY(SELECT t + :n FROM unnest(tags) WITH ORDINALITY AS u (t, nth) ORDER BY nth)"
+    sql(session, f"UPDATE fairqueue.plan SET tags = {tags}", n=large)
+    sql(session, "UPDATE fairqueue.rotation SET vtime = vtime + :n, lane_tag = NULL", n=large)
+    check_invariants(session.connection())
+    served = [channel for _ in range(30) for channel in take(session)]
+    assert Counter(served) == dict.fromkeys("abc", 10)
+    assert session.scalar(text("SELECT max(tag) FROM fairqueue.lane")) < large // 2
     check_invariants(session.connection())
 
 

@@ -154,6 +154,13 @@ class TestDrop:
         assert [payloads(session, channel) for channel in ("acme", "globex", "other")] == [[0], [1, 4], [2, 5]]
         assert [row[0] for row in history(session)] == [4]
 
+    def test_nothing_that_has_been_leased(self, session: Session) -> None:
+        """Copied from elsewhere together with new ones, as a dead letter is put back: it isn't refused."""
+        bound(session, 1, overflow="drop")
+        insert = "INSERT INTO fairqueue.message (channel, payload, attempt) VALUES ('acme', '1', 0), ('acme', '2', {})"
+        sql(session, insert.format(3))
+        assert payloads(session) == [2]
+
     def test_every_door(self, session: Session) -> None:
         """Nothing is raised, and an id is given, which history knows; its key is free again."""
         bound(session, 1, overflow="drop")
