@@ -2977,7 +2977,7 @@ BEGIN
         SELECT h.*, CASE WHEN h.moves THEN h.at WHEN h.due IS NOT NULL THEN h.head_at END AS new_at,
             CASE WHEN h.moves AND h.at IS NOT NULL THEN h.id ELSE coalesce(h.head_id, 0) END AS new_id
         FROM head h
-        WHERE h.moves OR (h.row IS NULL AND h.new_running > 0) OR h.new_running <> h.running OR h.counted IS NOT NULL
+        WHERE h.moves OR h.new_running <> h.running OR h.counted IS NOT NULL
             OR h.weight <> h.old_weight OR h.release_interval <> h.old_release_interval OR h.burst <> h.old_burst
             OR (h.row IS NOT NULL AND (h.max_concurrency IS DISTINCT FROM h.old_max_concurrency
                 OR h.paused_until IS DISTINCT FROM h.old_paused_until))
@@ -3044,7 +3044,7 @@ BEGIN
     FOR r IN
         SELECT format('%I.%I', n.nspname, c.conname) AS name, c.condeferred
         FROM pg_constraint c JOIN pg_namespace n ON n.oid = c.connamespace
-        WHERE c.contype = 'f' AND c.confrelid = 'message'::regclass AND c.condeferrable
+        WHERE c.contype = 'f' AND c.confrelid = 'message'::regclass
             AND has_schema_privilege(n.oid, 'USAGE')
     LOOP
         EXECUTE format('SET CONSTRAINTS %s IMMEDIATE', r.name);
@@ -3253,8 +3253,7 @@ BEGIN
     IF v_leases IS NOT NULL THEN
         SELECT min(m.leased_until) INTO lease_floor
         -- Not =: see lease_list.
-        FROM unnest(v_leases) AS l (id) JOIN message m ON m.id BETWEEN l.id AND l.id
-        WHERE m.queue = v_queue;
+        FROM unnest(v_leases) AS l (id) JOIN message m ON m.id BETWEEN l.id AND l.id;
     END IF;
     IF true = ANY (v_changed) THEN
         PERFORM scheduler_unplan(v_queue);

@@ -95,7 +95,7 @@ BEGIN
         SELECT h.*, CASE WHEN h.moves THEN h.at WHEN h.due IS NOT NULL THEN h.head_at END AS new_at,
             CASE WHEN h.moves AND h.at IS NOT NULL THEN h.id ELSE coalesce(h.head_id, 0) END AS new_id
         FROM head h
-        WHERE h.moves OR (h.row IS NULL AND h.new_running > 0) OR h.new_running <> h.running OR h.counted IS NOT NULL
+        WHERE h.moves OR h.new_running <> h.running OR h.counted IS NOT NULL
             OR h.weight <> h.old_weight OR h.release_interval <> h.old_release_interval OR h.burst <> h.old_burst
             OR (h.row IS NOT NULL AND (h.max_concurrency IS DISTINCT FROM h.old_max_concurrency
                 OR h.paused_until IS DISTINCT FROM h.old_paused_until))

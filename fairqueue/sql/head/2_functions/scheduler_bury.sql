@@ -16,7 +16,7 @@ BEGIN
     FOR r IN
         SELECT format('%I.%I', n.nspname, c.conname) AS name, c.condeferred
         FROM pg_constraint c JOIN pg_namespace n ON n.oid = c.connamespace
-        WHERE c.contype = 'f' AND c.confrelid = 'message'::regclass AND c.condeferrable
+        WHERE c.contype = 'f' AND c.confrelid = 'message'::regclass
             AND has_schema_privilege(n.oid, 'USAGE')
     LOOP
         EXECUTE format('SET CONSTRAINTS %s IMMEDIATE', r.name);

@@ -151,8 +151,7 @@ BEGIN
     IF v_leases IS NOT NULL THEN
         SELECT min(m.leased_until) INTO lease_floor
         -- Not =: see lease_list.
-        FROM unnest(v_leases) AS l (id) JOIN message m ON m.id BETWEEN l.id AND l.id
-        WHERE m.queue = v_queue;
+        FROM unnest(v_leases) AS l (id) JOIN message m ON m.id BETWEEN l.id AND l.id;
     END IF;
     IF true = ANY (v_changed) THEN
         PERFORM scheduler_unplan(v_queue);
