@@ -237,6 +237,18 @@ def test_an_empty_queue_and_one_that_does_not_exist(session: Session) -> None:
     assert checked(session, "never heard of", repair=True) == []
 
 
+def test_a_plan_that_is_gone_with_what_was_planned(session: Session) -> None:
+    """Its lanes stand behind nothing any more."""
+    put_all(session, {"a": 20, "b": 200})
+    lease_of(session)
+    plan_ahead(session, 64)
+    lease_of(session)
+    sql(session, "DELETE FROM fairqueue.plan")
+    sql(session, "DELETE FROM fairqueue.message WHERE channel = 'a' AND leased_until IS NULL")
+    sql(session, "SELECT fairqueue.queue_repair()")
+    assert checked(session) == []
+
+
 def test_ends_that_nobody_heard_of_before_a_repair(session: Session) -> None:
     """Of leases that are younger than all that are left, where nothing else tells how far turns had come."""
     put(session, "acme", 9)
@@ -385,6 +397,20 @@ def test_a_dump_that_was_restored_on_another_server(session: Session, leased: Le
     sql(session, "UPDATE fairqueue.channel SET weight = 5 WHERE name = 'half'")
     assert {d.problem for d in checked(session)} == {AHEAD, UNREAD}
     assert len(lease_of(session, 1, LEASE)) == 1
+    assert checked(session) == []
+
+
+def test_a_dump_restored_with_an_end_that_was_awaited(session: Session, raw: Raw, database_url: str) -> None:
+    """It is read once, though all news is read again."""
+    late = raw(database_url)
+    late.execute("SELECT pg_current_xact_id()")
+    put(session, "acme", 9)
+    sql(session, "SELECT fairqueue.channel_set('acme', max_concurrency => 3)")
+    (first, *_) = lease_of(session, 3)
+    late.execute("SELECT FROM fairqueue.message_complete(ARRAY[%s], ARRAY[%s])", (first.id, first.attempt))
+    late.commit()
+    sql(session, ROTATION.format("news_from = '1000000000000', urgent_from = '1000000000000'"))
+    assert len(lease_of(session, 9)) == 1
     assert checked(session) == []
 
 
