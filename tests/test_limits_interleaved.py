@@ -11,7 +11,7 @@ from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
-from tests.acts import complete, lease_of, put, put_all, sql, truncate, wait_until
+from tests.acts import complete, drain, expire, lease_of, put, put_all, sql, truncate, wait_until
 from tests.fixtures.connections import Raw
 from tests.invariants import check_invariants
 from tests.observing import observer, value
@@ -227,6 +227,24 @@ def test_a_lease_that_was_held_is_looked_at_no_more(
     assert session.scalar(text("SELECT count(*) FROM fairqueue.signal")) == 0
     assert complete(session, running[:1]) == ["completed"]
     check_all_served(session, running[1:])
+
+
+def test_a_lease_that_is_held_counts_where_its_channel_was_forgotten(
+    session: Session, other: psycopg.Connection
+) -> None:
+    """It has run out, and dequeues have looked for it in vain."""
+    put(session, "acme")
+    (held,) = leases(session)
+    expire(session, [held.id])
+    hold(other, next(iter(HOLDS)), held)
+    put(session, "globex", 300)
+    drain(session)
+    assert session.scalar(text("SELECT count(*) FROM fairqueue.lane WHERE channel = 'acme'")) == 0
+    limit_all(session, 1)
+    put_all(session, {"acme": 1, "initech": 1})
+    assert [lease.channel for lease in leases(session)] == ["initech"]
+    other.commit()
+    assert [lease.channel for lease in leases(session)] == ["acme"]
 
 
 @pytest.mark.slow
