@@ -236,6 +236,17 @@ def test_refused(raw: Raw, database_url: str) -> None:
     assert rows(connection) == {}
 
 
+def test_a_change_is_refused_as_what_is_new_is(raw: Raw, database_url: str) -> None:
+    """Of each column by itself."""
+    connection = observer(raw, database_url)
+    connection.execute("INSERT INTO fairqueue.message (channel) VALUES ('a')")
+    changes = {"queue": "''", "channel": "''", "key": "''", "cost": "0", "max_attempts": "0", "backoff": "-1"}
+    changes |= {"body": "repeat('x', 67108865)::bytea"}
+    for column, new in changes.items():
+        with pytest.raises(CHECK, match=f"{column} must"):
+            connection.execute(f"UPDATE fairqueue.message SET {column} = {new}".encode())
+
+
 def test_times_that_programs_cannot_read(raw: Raw, database_url: str) -> None:
     """A batch is leased before they are read, so one of them would take the others with it."""
     connection = observer(raw, database_url)
