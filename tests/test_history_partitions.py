@@ -203,6 +203,31 @@ class TestInNobodysWay:
             assert maintained.result() is True
         assert places(session) == {ids[1]: name(0)}
 
+    def test_one_part_that_has_to_wait_is_not_all(
+        self, session: Session, other: psycopg.Connection, day_0: None
+    ) -> None:
+        """There is nothing to drop; but those to be made are to be tried again."""
+        assert maintain(session) is True
+        move_clock(session, at(1))
+        other.execute("SELECT FROM fairqueue.history_default")
+        assert maintain(session) is False
+        other.commit()
+        assert maintain(session) is True
+
+    def test_who_waits_for_another_finds_them_made(
+        self, engine: Engine, session: Session, other: psycopg.Connection, day_0: None
+    ) -> None:
+        sql(session, "ALTER FUNCTION fairqueue.history_maintain() SET lock_timeout = '20s'")
+        other.execute("SELECT fairqueue.history_maintain()")
+        waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'fairqueue.history'::regclass"
+        with ThreadPoolExecutor(1) as pool, Session(engine) as maintaining:
+            maintained = pool.submit(maintain, maintaining)
+            wait_until(lambda: session.scalar(text(waiting)))
+            other.commit()
+            assert maintained.result() is True
+        session.rollback()
+        assert partitions(session) == [name(day) for day in range(8)]
+
     def test_dequeues_go_on_meanwhile(self, session: Session, other: psycopg.Connection, day_0: None) -> None:
         other.execute("SELECT count(*) FROM fairqueue.history")
         put(session, "acme", 40)
