@@ -146,7 +146,7 @@ class TestDrop:
     def test_only_there(self, session: Session) -> None:
         """Several channels in one statement, each by its own policy."""
         bound(session, 1, overflow="drop")
-        session.merge(fq.Channel("globex", max_size=2))
+        session.add_all([fq.Channel("globex", max_size=2), fq.Queue("default")])
         session.commit()
         channels = ["acme", "globex", "other"] * 2
         fq.enqueue_many(session, [{"channel": channel, "payload": n} for n, channel in enumerate(channels)])

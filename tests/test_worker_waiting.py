@@ -89,6 +89,11 @@ def resume(session: Session) -> None:
     session.commit()
 
 
+def resume_all(session: Session) -> None:
+    session.execute(fq.resume())
+    session.commit()
+
+
 def move(session: Session) -> None:
     session.execute(text("UPDATE fairqueue.message SET dequeue_at = 0 WHERE channel = 'later'"))
     session.commit()
@@ -114,6 +119,9 @@ def prepare(session: Session, what: Callable[[Session], None]) -> None:
     if what is resume:
         session.execute(fq.pause(channel="paused"))
         put(session, "paused")
+    if what is resume_all:
+        session.execute(fq.pause())
+        put(session, "acme")
     if what is move:
         put(session, "later", delay=3600)
     if what is fail:
@@ -126,7 +134,7 @@ def prepare(session: Session, what: Callable[[Session], None]) -> None:
     session.commit()
 
 
-PRODUCING = [enqueue, enqueue_many, add, copy, redrive, resume, move, fail, allow_more]
+PRODUCING = [enqueue, enqueue_many, add, copy, redrive, resume, resume_all, move, fail, allow_more]
 
 
 @pytest.mark.parametrize("what", PRODUCING)
