@@ -102,10 +102,18 @@ class Bench:
 
 
 def alternate(subjects: Sequence[str], rounds: int, measure: Callable[[str], T]) -> dict[str, list[T]]:
-    """Measure all subjects in each round, forwards and backwards by turns, so that none always comes after another."""
+    """Measure all subjects in each round, each of them in each place, and after others, as often as the rest.
+
+    What is measured twice in a row may be slower the second time. Forwards and backwards by turns, that would be the
+    first and the last of several each other round, and never those in between. So each round begins one subject
+    further, and inside it they come in a zigzag, by which neighbours don't stay neighbours: Williams, "Experimental
+    designs balanced for the estimation of residual effects of treatments", 1949.
+    """
     results: dict[str, list[T]] = {subject: [] for subject in subjects}
+    zigzag = [-(place + 1) // 2 if place % 2 else place // 2 for place in range(len(subjects))]  # 0, -1, 1, -2, 2, ...
     for number in range(rounds):
-        for subject in subjects if number % 2 == 0 else reversed(subjects):
+        for step in zigzag:
+            subject = subjects[(number + step) % len(subjects)]
             results[subject].append(measure(subject))
     return results
 

@@ -7,6 +7,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import pairwise, permutations
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from rich.progress import Progress
 from benchmarks.__main__ import main, measure
 from benchmarks.consumers import Consumers
 from benchmarks.environment import environment
-from benchmarks.measuring import TINY, Bench, Case
+from benchmarks.measuring import TINY, Bench, Case, alternate
 from benchmarks.pictures import draw
 from benchmarks.place import Place
 from benchmarks.processes import Child, ProcessFailed
@@ -351,6 +352,21 @@ def test_a_process_that_ends_says_so() -> None:
             child.receive()
     finally:
         child.end()
+
+
+@pytest.mark.parametrize("count", range(1, 9))
+def test_subjects_are_measured_in_turns_that_are_alike(count: int) -> None:
+    """Each is as often in each place, and after itself, as the others; of an even number, after each of these too."""
+    names = [str(number) for number in range(count)]
+    order: list[str] = []
+    alternate(names, 2 * count, order.append)
+    rounds = [order[first : first + count] for first in range(0, len(order), count)]
+    assert all(sorted(each) == names for each in rounds)
+    assert set(Counter(place for each in rounds for place in enumerate(each)).values()) == {2}
+    again = Counter(name for name, after in pairwise([*order, order[0]]) if name == after)
+    assert len({again[name] for name in names}) == 1
+    if count % 2 == 0:
+        assert Counter(pair for each in rounds for pair in pairwise(each)) == dict.fromkeys(permutations(names, 2), 2)
 
 
 def test_percentiles() -> None:
