@@ -7,7 +7,7 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
-from tests.acts import EPOCH, complete, lease_of, move_clock, plan_ahead
+from tests.acts import EPOCH, complete, lease_of, move_clock, plan_ahead, sql
 from tests.limiting import LEASE, NOW
 from tests.reference import BLOCKED, Entry, Policy, Reference
 
@@ -97,6 +97,17 @@ class Twins:
         for lease in leases:
             self.reference.end(lease.channel, lease.id)
 
+    def edit(self, id_: int, channel: str | None = None, **changes: float) -> None:
+        """A user's UPDATE of a message that is ready."""
+        name, entry = self.left[id_]
+        for column, value in {"channel": channel, **changes}.items():
+            if value is not None:
+                sql(self.session, f"UPDATE fairqueue.message SET {column} = :value WHERE id = :id", value=value, id=id_)
+        self.remove([id_])
+        entry = Entry(int(changes.get("dequeue_at", entry.at)), id_, changes.get("cost", entry.cost))
+        self.left[id_] = channel or name, entry
+        self.reference.enqueue(channel or name, [entry], urgent=True)
+
     def serve(self, limit: int) -> list[tuple[str, int]]:
         """One dequeue, which is what the reference says."""
         batch = lease_of(self.session, limit, LEASE)
@@ -129,3 +140,29 @@ class Twins:
             self.policy(name, Policy())
         self.now = max(self.now, NOW) + 3 * HOUR
         move_clock(self.session, self.now)
+
+
+def several_of_each(twins: Twins) -> None:
+    for channel in "abcdef":
+        twins.put(channel, [1, 2, 0.5] * (2 if channel == "d" else 5), NOW if channel in "ef" else EARLY)
+    twins.put("d", at=NOW + HOUR)
+    twins.serve(3)
+    twins.plan()
+    assert len(planned(twins.session)) > 30
+    assert {channel for channel, _ in planned(twins.session)} == set("abcdef")
+
+
+def heads_of_many(twins: Twins) -> None:
+    """Of 70 channels, some of which have no more than that one, or another one for later.
+
+    The first dequeue hears of all of them: in what order the news of one statement is taken in nobody says.
+    """
+    messages: list[Put] = []
+    for number, channel in enumerate(["g", "h", "i", *"abcdef", *(f"j{number}" for number in range(61))]):
+        messages += [(channel, NOW if channel in "ef" else EARLY, cost) for cost in [1, 2, 0.5, 1][: 1 + number % 4]]
+        if number % 8 == 0:
+            messages.append((channel, NOW + HOUR - number, 1))
+    twins.put_all(messages)
+    twins.serve(3)
+    twins.plan(18)
+    assert [channel for channel, _ in planned(twins.session)] == [*"bcdef", *(f"j{number}" for number in range(12))]
