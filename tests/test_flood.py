@@ -179,13 +179,19 @@ def test_old_transactions_hide_nobody_behind_a_flood(
     assert "quiet" in served[:4]
 
 
-def test_floods_of_old_transactions_hide_nobody_who_is_as_old(session: Session, raw: Raw, database_url: str) -> None:
-    """Nothing else is told of; and in the end all of it is served."""
+@pytest.mark.parametrize("place", [0, 2])
+@pytest.mark.parametrize("before", [6, 15, 21])
+def test_floods_of_old_transactions_hide_nobody_who_is_as_old(
+    session: Session, raw: Raw, database_url: str, place: int, before: int
+) -> None:
+    """Whichever of them it is, and is read first; nothing else is told of; and in the end all of it is served."""
+    for _ in range(before):
+        sql(session, "SELECT pg_current_xact_id()")
     old = [begun(raw(database_url)) for _ in range(5)]
     put(session, "known")
     assert take(session) == ["known"]
     for number, connection in enumerate(old):
-        connection.execute(one_by_one(1 if number == 2 else 300, "quiet" if number == 2 else "flood").encode())
+        connection.execute(one_by_one(1 if number == place else 300, "quiet" if number == place else "flood").encode())
     for connection in old:
         connection.commit()
     assert "quiet" in [*take(session), *take(session), *take(session)]

@@ -3229,6 +3229,14 @@ BEGIN
     FROM scheduler_under_way(v_snapshot, v_from, v_last, CASE WHEN v_folded = max_signals THEN v_last END) u;
     IF v_late = max_signals THEN
         open := ARRAY(SELECT unnest(open) UNION SELECT unnest(v_open));
+        -- Some of these have not been read at all: what they began with may be before all that was.
+        first_id := least(first_id, (
+            SELECT min(s.message_id)
+            FROM unnest(v_open) AS o (xid)
+            CROSS JOIN LATERAL (
+                SELECT s.message_id FROM signal s
+                WHERE s.queue = v_queue AND s.urgent = is_urgent AND s.xid = o.xid LIMIT 1) s
+            WHERE o.xid <> ALL (ARRAY(SELECT pg_snapshot_xip(pg_current_snapshot())))));
     END IF;
     -- Marked, if nobody holds it any more, it will signal its end; otherwise it is to be looked at again.
     IF v_doubtful > 0 THEN
