@@ -15,6 +15,9 @@ from tests.days import DAY, at, finished, maintain, name, partitions, places
 from tests.fixtures.connections import Raw
 from tests.observing import value
 
+#: Those who wait for a lock of history.
+WAITING = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'fairqueue.history'::regclass"
+
 
 @pytest.fixture
 def day_0(engine: Engine) -> None:
@@ -193,10 +196,9 @@ class TestInNobodysWay:
         sql(session, "ALTER FUNCTION fairqueue.history_maintain() SET lock_timeout = '20s'")
         other.execute("SET deadlock_timeout = '10ms'")
         other.execute("SELECT fairqueue.message_complete(%s, '{1}')", (ids[:1],))
-        waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'fairqueue.history'::regclass"
         with ThreadPoolExecutor(1) as pool, Session(engine) as maintaining:
             maintained = pool.submit(maintain, maintaining)
-            wait_until(lambda: session.scalar(text(waiting)))
+            wait_until(lambda: session.scalar(text(WAITING)))
             query = "SELECT result FROM fairqueue.message_complete(%s, '{1}')"
             assert value(other, query, ids[1:]) == "completed"
             other.commit()
@@ -219,10 +221,9 @@ class TestInNobodysWay:
     ) -> None:
         sql(session, "ALTER FUNCTION fairqueue.history_maintain() SET lock_timeout = '20s'")
         other.execute("SELECT fairqueue.history_maintain()")
-        waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'fairqueue.history'::regclass"
         with ThreadPoolExecutor(1) as pool, Session(engine) as maintaining:
             maintained = pool.submit(maintain, maintaining)
-            wait_until(lambda: session.scalar(text(waiting)))
+            wait_until(lambda: session.scalar(text(WAITING)))
             other.commit()
             assert maintained.result() is True
         session.rollback()

@@ -279,20 +279,6 @@ def test_what_is_written_again_as_it_was_costs_nothing(session: Session, again: 
     assert session.scalars(text("SELECT channel FROM fairqueue.signal")).all() == ["a", "a"]
 
 
-@pytest.mark.parametrize("table", ["channel", "queue"])
-def test_a_pause_doesn_t_end_before_it_begins(session: Session, table: str) -> None:
-    """Where a time that is over has been left, or given without a pause."""
-    policy: fq.Channel | fq.Queue = fq.Channel("a") if table == "channel" else fq.Queue("default")
-    policy.resume_at = EARLIER
-    session.add(policy)
-    session.commit()
-    policy.paused = True
-    session.commit()
-    put(session, "a")
-    assert take(session) == []
-    assert policy.resume_at is None
-
-
 def test_a_channel_that_never_had_a_message_has_no_lane(session: Session) -> None:
     """Whatever is set for it, or changed."""
     put(session, "a")
@@ -325,11 +311,13 @@ def test_whatever_dequeues_go_by_is_told(session: Session, kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("table", ["channel", "queue"])
-@pytest.mark.parametrize("hours", [-1, 1], ids=["is over", "would go on"])
-def test_a_new_pause_doesn_t_end_when_the_last_one_did(session: Session, table: str, hours: int) -> None:
-    """Or would have, had it not been ended before; paused alone is set anew."""
+@pytest.mark.parametrize(
+    ("paused", "hours"), [(True, -1), (True, 1), (False, -1)], ids=["is over", "would go on", "was none"]
+)
+def test_a_new_pause_doesn_t_end_when_the_last_one_did(session: Session, table: str, paused: bool, hours: int) -> None:
+    """Or would have, had it not been ended before, or been one at all; paused alone is set anew."""
     policy: fq.Channel | fq.Queue = fq.Channel("a") if table == "channel" else fq.Queue("default")
-    policy.paused = True
+    policy.paused = paused
     policy.resume_at = datetime.now(UTC) + timedelta(hours=hours)
     session.add(policy)
     session.commit()
