@@ -292,8 +292,8 @@ CREATE INDEX lane_idle ON lane (queue, tag) WHERE due IS NULL;
 
 -- What a dequeue returns of each message that it leased: the message as it is then.
 --
--- Returned by message_dequeue, scheduler_serve and scheduler_serve_shares. A type, and not a table of each function's
--- own, as PostgreSQL would read the columns of that anew for each call.
+-- Returned by message_dequeue, scheduler_serve and the functions that this serves by. A type, and not a table of each
+-- function's own, as PostgreSQL would read the columns of that anew for each call.
 CREATE TYPE leased_message AS (
     id               bigint,
     channel          text,
@@ -377,11 +377,10 @@ CREATE UNIQUE INDEX message_key ON message (queue, channel, key) WHERE key IS NO
 -- What comes next, where much is waiting: the order of a queue's next messages, scheduled ahead.
 --
 -- Written by dequeues alone, one at a time for each queue: by scheduler_plan_write and scheduler_unplan. Read by
--- scheduler_plan, scheduler_unplan, scheduler_settle, scheduler_activate and scheduler_serve, and by message_dequeue, side
--- by side. A row is a stretch of the order, as
--- arrays: its n-th message stands at rows[n], has ids[n], starts at the tag tags[n] and belongs to activation sinces[n]
--- of the lane of channels[n], which itself stands behind all of its planned messages. What isn't beyond the place of
--- the rotation has been served.
+-- scheduler_plan, scheduler_unplan, scheduler_settle, scheduler_activate, scheduler_serve and scheduler_serve_plan, and by
+-- message_dequeue, side by side. A row is a stretch of the order, as arrays: its n-th message stands at rows[n], has
+-- ids[n], starts at the tag tags[n] and belongs to activation sinces[n] of the lane of channels[n], which itself stands
+-- behind all of its planned messages. What isn't beyond the place of the rotation has been served.
 CREATE TABLE plan (
     queue     text      NOT NULL,
     -- That of its first message: what was ever planned is numbered. A row has 32 messages at most.
@@ -1057,7 +1056,7 @@ $$;
 -- When a lane may next be served, as lane.due says it: 0, a time, 2^63-1 for "when a signal says so", or null for a
 -- lane without a message (head_at null).
 --
--- Called by scheduler_serve, scheduler_serve_shares and scheduler_activate; takes no lock.
+-- Called by scheduler_serve_heads, scheduler_serve_shares and scheduler_activate; takes no lock.
 --
 -- The rate is the generic cell rate algorithm (ITU-T I.371) with released_at for the theoretical arrival time less
 -- one interval, so that a changed interval applies at once. A clock that was set back must not close a lane for
@@ -1078,8 +1077,8 @@ RETURN CASE
 
 -- The released_at of a lane after so many of its messages were leased at this moment.
 --
--- Called by scheduler_serve and scheduler_serve_shares; takes no lock. See lane_due for the rate. Without one nothing is
--- kept, so that a lane need not be written for it: a rate counts from when it is set.
+-- Called by scheduler_serve_heads and scheduler_serve_shares; takes no lock. See lane_due for the rate. Without one
+-- nothing is kept, so that a lane need not be written for it: a rate counts from when it is set.
 CREATE FUNCTION lane_released(now_ms bigint, messages integer, release_interval bigint, released_at bigint)
 RETURNS bigint
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -1089,7 +1088,7 @@ RETURN CASE WHEN messages > 0 AND release_interval > 0
 
 -- How many messages of a lane may be leased at this moment.
 --
--- Called by scheduler_serve and scheduler_serve_shares; takes no lock. See lane_due for the rate.
+-- Called by scheduler_serve_heads and scheduler_serve_shares; takes no lock. See lane_due for the rate.
 CREATE FUNCTION lane_room(
     now_ms bigint, max_concurrency integer, running integer, release_interval bigint, burst integer, released_at bigint
 ) RETURNS integer
@@ -1101,9 +1100,9 @@ RETURN greatest(0, least(10000, max_concurrency - running, CASE WHEN release_int
 
 -- By how much serving one message moves the start tag of its lane: cost / weight in units of virtual time.
 --
--- Called by scheduler_serve, scheduler_serve_shares, scheduler_plan and scheduler_plan_heads; takes no lock. A whole
--- number, so that adding up a batch gives exactly what adding one by one gives. 720720 is divisible by 1 to 16: with such
--- weights no share is ever rounded.
+-- Called by scheduler_serve_heads, scheduler_serve_shares, scheduler_plan and scheduler_plan_heads; takes no lock. A
+-- whole number, so that adding up a batch gives exactly what adding one by one gives. 720720 is divisible by 1 to 16:
+-- with such weights no share is ever rounded.
 CREATE FUNCTION lane_step(cost double precision, weight double precision) RETURNS bigint
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN greatest(1, round(cost * 720720 / weight))::bigint;
@@ -2360,9 +2359,9 @@ RETURN 256;
 
 -- How many messages are scheduled ahead at once, at most; and no more than have been served in a row.
 --
--- Called by scheduler_serve, scheduler_serve_shares, scheduler_settle, scheduler_extend and scheduler_plan. The more, the
--- less probing its channels costs a message, but the longer a dequeue takes that plans: for these, a thirtieth of a
--- second. Takes no lock.
+-- Called by scheduler_serve and the functions that this serves by, scheduler_settle, scheduler_extend and
+-- scheduler_plan. The more, the less probing its channels costs a message, but the longer a dequeue takes that plans:
+-- for these, a thirtieth of a second. Takes no lock.
 CREATE FUNCTION plan_most() RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN 8192;
@@ -2845,8 +2844,8 @@ RETURN (0.5 + random() / 2) * least(coalesce(max_backoff, 3600),
 
 -- The part of a rotation's key that grows: 64 turns have the same.
 --
--- Called by scheduler_serve, scheduler_serve_shares and queue_repair, which write turn, and by queue_check, into whose
--- statements it is expanded; takes no lock. The more turns have the same, the fewer entries the index has; but under an
+-- Called by scheduler_serve, the functions that this serves by, and queue_repair, which write turn, and by queue_check,
+-- into whose statements it is expanded; takes no lock. The more turns have the same, the fewer entries the index has; but under an
 -- old snapshot so many dead versions may have to be looked through.
 CREATE FUNCTION rotation_era(turn bigint) RETURNS bigint
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -3822,7 +3821,7 @@ BEGIN
         WHERE (whole_queue OR (v_counted_from IS NULL AND (SELECT count(*) FROM named) > 0))
             AND m.queue = v_queue AND m.leased_until IS NOT NULL
             AND (whole_queue OR m.channel IN (SELECT n.channel FROM named n))
-    -- Locked one by one, as in scheduler_serve.
+    -- Locked one by one, as in scheduler_serve_plan.
     ), held AS MATERIALIZED (
         SELECT m.row
         FROM leases l
@@ -3877,10 +3876,10 @@ $$;
 -- cost / weight. A channel that becomes active starts at max(its own tag, virtual time). A channel at a limit is not
 -- active: its lane is not looked at until its time has come or a signal says that there is room (lane_due).
 --
--- Three statements serve, each of them a whole batch, exactly as single dequeues in a row would: what was scheduled
--- ahead, because much is waiting (plan); the first messages of as many lanes, in the simple case; and all that lanes
--- can have (scheduler_serve_shares). Where there is a plan, its next message and the lane with the lowest tag compete
--- like two lanes.
+-- Three functions serve, each of them a whole batch, exactly as single dequeues in a row would: what was scheduled
+-- ahead, because much is waiting (scheduler_serve_plan); the first messages of as many lanes, in the simple case
+-- (scheduler_serve_heads); and all that lanes can have (scheduler_serve_shares). Where there is a plan, its next message
+-- and the lane with the lowest tag compete like two lanes.
 --
 -- Locks: the queue's turn until the end of the transaction, so that one dequeue at a time schedules a queue: its
 -- order, and with it every limit, is exact whatever the number of workers. Then the messages that it leases; a message
@@ -4098,63 +4097,13 @@ BEGIN
         v_bound_since := 9223372036854775807;
         IF r.planned > r.place THEN
             -- What is planned, up to the lane with the lowest tag: that of a channel that came since, or whose planned
-            -- messages have been served. This serves nothing where one of the messages is not as it was.
+            -- messages have been served.
             SELECT l.tag, l.since INTO v_lane_tag, v_lane_since
             FROM lane l
             WHERE l.queue = v_queue AND l.due = 0 AND (l.tag, l.since) > (r.vtime, r.vsince)
             ORDER BY l.tag, l.since LIMIT 1;
             RETURN QUERY
-            WITH next AS MATERIALIZED (
-                SELECT e.row, e.id, e.tag, e.since, e.channel
-                FROM plan p
-                CROSS JOIN LATERAL unnest(p.rows, p.ids, p.tags, p.sinces, p.channels) WITH ORDINALITY
-                    AS e (row, id, tag, since, channel, nth)
-                WHERE p.queue = v_queue AND p.place > r.place - 32 AND p.place <= r.place + v_want
-                    AND p.place + e.nth - 1 > r.place AND p.place + e.nth - 1 <= r.place + v_want
-                    AND (v_lane_tag IS NULL OR (e.tag, e.since) < (v_lane_tag, v_lane_since))
-            -- One that was changed meanwhile may be another channel's now. Locked one by one: a join might begin with all
-            -- messages, where there seem to be few.
-            ), held AS MATERIALIZED (
-                SELECT m.row = n.row AS is_same
-                FROM next n
-                CROSS JOIN LATERAL (
-                    SELECT m.ctid AS row FROM message m
-                    WHERE m.ctid = n.row AND m.id = n.id AND m.queue = v_queue AND m.channel = n.channel
-                        AND m.leased_until IS NULL AND m.dequeue_at <= v_now
-                    FOR NO KEY UPDATE SKIP LOCKED) m
-            ), served AS MATERIALIZED (
-                SELECT count(*)::integer AS messages, max(n.tag) AS vtime,
-                    count(*) = (SELECT count(*) FROM held h WHERE h.is_same) AND count(*) > 0 AS is_good
-                FROM next n
-            ), leased AS (
-                UPDATE message m
-                SET attempt = least(m.attempt, 2147483646) + 1, leased_until = v_until, leased_at = v_clock,
-                    first_leased_at = coalesce(m.first_leased_at, v_clock), worker = v_worker,
-                    counted = CASE WHEN r.max_concurrency IS NOT NULL THEN r.turn END
-                FROM next n
-                WHERE m.ctid = n.row AND (SELECT s.is_good FROM served s)
-                RETURNING m.id, m.channel, m.attempt, m.payload, m.body, m.state, m.error, m.dequeue_at, m.cost,
-                    m.created_at, m.leased_until, m.key, m.forgiven, m.first_leased_at, n.tag, n.since
-            ), turned AS (
-                UPDATE rotation t
-                SET turn = t.turn + 1, era = rotation_era(t.turn + 1), vtime = s.vtime,
-                    vsince = (SELECT max(n.since) FROM next n WHERE n.tag = s.vtime),
-                    activations = r.activations, news_from = r.news_from, news_open = r.news_open,
-                    urgent_from = r.urgent_from, urgent_open = r.urgent_open, due_floor = r.due_floor,
-                    lease_floor = least(r.lease_floor, v_until), idle_floor = r.idle_floor, swept = r.swept,
-                    max_concurrency = r.max_concurrency, paused_until = r.paused_until,
-                    running = CASE WHEN r.max_concurrency IS NULL THEN 0 ELSE r.running + s.messages END,
-                    counted_from = r.counted_from, clock = r.clock, maintain_at = r.maintain_at,
-                    place = r.place + s.messages, planned = r.planned, ahead = least(r.ahead + s.messages, plan_most()),
-                    plan_at = r.plan_at, lane_tag = coalesce(v_lane_tag, 9223372036854775807),
-                    lane_since = coalesce(v_lane_since, 9223372036854775807)
-                FROM served s
-                WHERE t.queue = v_queue AND t.era = r.era AND s.is_good
-            )
-            SELECT d.id, d.channel, d.attempt, d.payload, d.body, d.state, d.error, d.dequeue_at, d.cost,
-                d.created_at, d.leased_until, d.key, d.forgiven, d.first_leased_at
-            FROM leased d
-            ORDER BY d.tag, d.since;
+            SELECT * FROM scheduler_serve_plan(r, v_want, v_lane_tag, v_lane_since, v_clock, v_until, v_worker);
 
             GET DIAGNOSTICS v_got = ROW_COUNT;
             IF v_got > 0 THEN
@@ -4184,95 +4133,8 @@ BEGIN
             END IF;
         END IF;
         IF v_simple THEN
-            -- The simple case, in half the time: the next messages are the first ones of as many lanes. They go in the
-            -- order of the lanes, as long as no lane would come again before the last of them. Where that serves less
-            -- than half of what is wanted, or a message is held by somebody, this does nothing, and what follows does.
             RETURN QUERY
-            WITH seen AS (
-                SELECT c.lane, c.tag, c.since, c.is_counted, m.row, m.id, m.dequeue_at, m.next_at, m.next_id,
-                    c.tag + lane_step(m.cost, c.weight) AS next_tag,
-                    coalesce(m.dequeue_at <= v_now AND c.room > 0, false) AS ripe
-                FROM (
-                    SELECT l.ctid AS lane, l.channel, l.tag, l.since, l.weight, l.head_at, l.head_id,
-                        l.max_concurrency IS NOT NULL AS is_counted,
-                        lane_room(v_now, l.max_concurrency, l.running, l.release_interval, l.burst, l.released_at)
-                            AS room
-                    FROM lane l
-                    WHERE l.queue = v_queue AND l.due = 0 AND (l.tag, l.since) > (r.vtime, r.vsince)
-                        AND (l.tag, l.since) < (v_bound_tag, v_bound_since)
-                    ORDER BY l.tag, l.since
-                    LIMIT v_want) c
-                LEFT JOIN LATERAL (
-                    SELECT m.row, m.id, m.dequeue_at, m.cost, lead(m.dequeue_at) OVER w AS next_at,
-                        lead(m.id) OVER w AS next_id
-                    FROM (
-                        SELECT m.ctid AS row, m.id, m.dequeue_at, m.cost
-                        FROM message m
-                        WHERE m.queue = v_queue AND m.channel = c.channel AND m.leased_until IS NULL
-                            AND (m.dequeue_at, m.id) >= (c.head_at, c.head_id)
-                        ORDER BY m.dequeue_at, m.id
-                        LIMIT 2) m
-                    WINDOW w AS (ORDER BY m.dequeue_at, m.id)
-                    ORDER BY m.dequeue_at, m.id
-                    LIMIT 1) m ON true
-            ), first AS MATERIALIZED (
-                SELECT s.*, s.ripe AND s.tag < min(s.next_tag) FILTER (WHERE s.ripe) OVER () AS taken
-                FROM seen s
-            ), held AS MATERIALIZED (
-                SELECT m.row = f.row AS is_same
-                FROM first f
-                CROSS JOIN LATERAL (
-                    SELECT m.ctid AS row FROM message m
-                    WHERE m.ctid = f.row AND m.leased_until IS NULL AND m.dequeue_at <= v_now
-                    FOR NO KEY UPDATE SKIP LOCKED) m
-                WHERE f.taken
-            ), served AS MATERIALIZED (
-                SELECT count(*)::integer AS messages, max(f.tag) AS vtime,
-                    count(*) = (SELECT count(*) FROM held h WHERE h.is_same) AND count(*) * 2 >= v_want AS is_simple
-                FROM first f
-                WHERE f.taken
-            ), leased AS (
-                UPDATE message m
-                SET attempt = least(m.attempt, 2147483646) + 1, leased_until = v_until, leased_at = v_clock,
-                    first_leased_at = coalesce(m.first_leased_at, v_clock), worker = v_worker,
-                    counted = CASE WHEN f.is_counted OR r.max_concurrency IS NOT NULL THEN r.turn END
-                FROM first f
-                WHERE m.ctid = f.row AND f.taken AND (SELECT s.is_simple FROM served s)
-                RETURNING m.id, m.channel, m.attempt, m.payload, m.body, m.state, m.error, m.dequeue_at, m.cost,
-                    m.created_at, m.leased_until, m.key, m.forgiven, m.first_leased_at, f.tag, f.since
-            ), moved AS (
-                UPDATE lane l
-                SET tag = CASE WHEN f.taken THEN f.next_tag ELSE l.tag END,
-                    due = lane_due(v_now, CASE WHEN f.taken THEN f.next_at ELSE f.dequeue_at END, l.paused_until,
-                        l.max_concurrency, l.running + f.taken::integer, l.release_interval, l.burst,
-                        lane_released(v_now, f.taken::integer, l.release_interval, l.released_at)),
-                    head_at = coalesce(CASE WHEN f.taken THEN f.next_at END, f.dequeue_at, l.head_at),
-                    head_id = coalesce(CASE WHEN f.taken THEN f.next_id ELSE f.id END, 0),
-                    running = CASE WHEN l.max_concurrency IS NULL THEN 0 ELSE l.running + f.taken::integer END,
-                    released_at = lane_released(v_now, f.taken::integer, l.release_interval, l.released_at)
-                FROM first f
-                WHERE l.ctid = f.lane AND (f.taken OR NOT f.ripe) AND (SELECT s.is_simple FROM served s)
-                RETURNING l.due
-            ), turned AS (
-                UPDATE rotation t
-                SET turn = t.turn + 1, era = rotation_era(t.turn + 1), vtime = s.vtime,
-                    vsince = (SELECT max(f.since) FROM first f WHERE f.taken AND f.tag = s.vtime),
-                    activations = r.activations, news_from = r.news_from, news_open = r.news_open,
-                    urgent_from = r.urgent_from, urgent_open = r.urgent_open,
-                    due_floor = least(r.due_floor, (SELECT min(v.due) FROM moved v WHERE v.due > 0)),
-                    lease_floor = least(r.lease_floor, v_until), idle_floor = r.idle_floor, swept = r.swept,
-                    max_concurrency = r.max_concurrency, paused_until = r.paused_until,
-                    running = CASE WHEN r.max_concurrency IS NULL THEN 0 ELSE r.running + s.messages END,
-                    counted_from = r.counted_from, clock = r.clock, maintain_at = r.maintain_at,
-                    place = r.place, planned = r.planned, ahead = least(r.ahead + s.messages, plan_most()),
-                    plan_at = r.plan_at, lane_tag = NULL, lane_since = NULL
-                FROM served s
-                WHERE t.queue = v_queue AND t.era = r.era AND s.is_simple
-            )
-            SELECT d.id, d.channel, d.attempt, d.payload, d.body, d.state, d.error, d.dequeue_at, d.cost,
-                d.created_at, d.leased_until, d.key, d.forgiven, d.first_leased_at
-            FROM leased d
-            ORDER BY d.tag, d.since;
+            SELECT * FROM scheduler_serve_heads(r, v_want, v_bound_tag, v_bound_since, v_clock, v_until, v_worker);
 
             GET DIAGNOSTICS v_got = ROW_COUNT;
             v_simple := v_got > 0;
@@ -4339,6 +4201,197 @@ BEGIN
             planned = r.planned, ahead = r.ahead, plan_at = r.plan_at, lane_tag = NULL, lane_since = NULL
         WHERE t.queue = v_queue AND t.era = r.era;
     END IF;
+END
+$$;
+
+-- Schedules and leases up to want messages of a queue, in the simple case: the first ones of as many lanes.
+--
+-- Called by scheduler_serve, whose settings hold here, within the turn; r is the state of that, which this writes on.
+-- They go in the order of the lanes, as long as no lane would come again before the last of them, and none from bound_tag
+-- and bound_since on, where the next message of the plan stands. Where that is less than half of what is wanted, or a
+-- message is held by somebody, this serves nothing: scheduler_serve_shares does then, which takes twice as long. Returns
+-- what message_dequeue returns.
+-- Locks: the messages that it leases, and their lanes; and lanes before them that have none.
+CREATE FUNCTION scheduler_serve_heads(
+    r rotation, want integer, bound_tag bigint, bound_since bigint,
+    clock timestamptz, lease_end timestamptz, worker text
+) RETURNS SETOF leased_message
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_bound_tag CONSTANT bigint := $3;
+    v_bound_since CONSTANT bigint := $4;
+    v_clock CONSTANT timestamptz := $5;
+    v_until CONSTANT timestamptz := $6;
+    v_worker CONSTANT text := $7;
+    v_now CONSTANT bigint := unix_ms($5);
+BEGIN
+    RETURN QUERY
+    WITH seen AS (
+        SELECT c.lane, c.tag, c.since, c.is_counted, m.row, m.id, m.dequeue_at, m.next_at, m.next_id,
+            c.tag + lane_step(m.cost, c.weight) AS next_tag,
+            coalesce(m.dequeue_at <= v_now AND c.room > 0, false) AS ripe
+        FROM (
+            SELECT l.ctid AS lane, l.channel, l.tag, l.since, l.weight, l.head_at, l.head_id,
+                l.max_concurrency IS NOT NULL AS is_counted,
+                lane_room(v_now, l.max_concurrency, l.running, l.release_interval, l.burst, l.released_at)
+                    AS room
+            FROM lane l
+            WHERE l.queue = r.queue AND l.due = 0 AND (l.tag, l.since) > (r.vtime, r.vsince)
+                AND (l.tag, l.since) < (v_bound_tag, v_bound_since)
+            ORDER BY l.tag, l.since
+            LIMIT want) c
+        LEFT JOIN LATERAL (
+            SELECT m.row, m.id, m.dequeue_at, m.cost, lead(m.dequeue_at) OVER w AS next_at,
+                lead(m.id) OVER w AS next_id
+            FROM (
+                SELECT m.ctid AS row, m.id, m.dequeue_at, m.cost
+                FROM message m
+                WHERE m.queue = r.queue AND m.channel = c.channel AND m.leased_until IS NULL
+                    AND (m.dequeue_at, m.id) >= (c.head_at, c.head_id)
+                ORDER BY m.dequeue_at, m.id
+                LIMIT 2) m
+            WINDOW w AS (ORDER BY m.dequeue_at, m.id)
+            ORDER BY m.dequeue_at, m.id
+            LIMIT 1) m ON true
+    ), first AS MATERIALIZED (
+        SELECT s.*, s.ripe AND s.tag < min(s.next_tag) FILTER (WHERE s.ripe) OVER () AS taken
+        FROM seen s
+    ), held AS MATERIALIZED (
+        SELECT m.row = f.row AS is_same
+        FROM first f
+        CROSS JOIN LATERAL (
+            SELECT m.ctid AS row FROM message m
+            WHERE m.ctid = f.row AND m.leased_until IS NULL AND m.dequeue_at <= v_now
+            FOR NO KEY UPDATE SKIP LOCKED) m
+        WHERE f.taken
+    ), served AS MATERIALIZED (
+        SELECT count(*)::integer AS messages, max(f.tag) AS vtime,
+            count(*) = (SELECT count(*) FROM held h WHERE h.is_same) AND count(*) * 2 >= want AS is_simple
+        FROM first f
+        WHERE f.taken
+    ), leased AS (
+        UPDATE message m
+        SET attempt = least(m.attempt, 2147483646) + 1, leased_until = v_until, leased_at = v_clock,
+            first_leased_at = coalesce(m.first_leased_at, v_clock), worker = v_worker,
+            counted = CASE WHEN f.is_counted OR r.max_concurrency IS NOT NULL THEN r.turn END
+        FROM first f
+        WHERE m.ctid = f.row AND f.taken AND (SELECT s.is_simple FROM served s)
+        RETURNING m.id, m.channel, m.attempt, m.payload, m.body, m.state, m.error, m.dequeue_at, m.cost,
+            m.created_at, m.leased_until, m.key, m.forgiven, m.first_leased_at, f.tag, f.since
+    ), moved AS (
+        UPDATE lane l
+        SET tag = CASE WHEN f.taken THEN f.next_tag ELSE l.tag END,
+            due = lane_due(v_now, CASE WHEN f.taken THEN f.next_at ELSE f.dequeue_at END, l.paused_until,
+                l.max_concurrency, l.running + f.taken::integer, l.release_interval, l.burst,
+                lane_released(v_now, f.taken::integer, l.release_interval, l.released_at)),
+            head_at = coalesce(CASE WHEN f.taken THEN f.next_at END, f.dequeue_at, l.head_at),
+            head_id = coalesce(CASE WHEN f.taken THEN f.next_id ELSE f.id END, 0),
+            running = CASE WHEN l.max_concurrency IS NULL THEN 0 ELSE l.running + f.taken::integer END,
+            released_at = lane_released(v_now, f.taken::integer, l.release_interval, l.released_at)
+        FROM first f
+        WHERE l.ctid = f.lane AND (f.taken OR NOT f.ripe) AND (SELECT s.is_simple FROM served s)
+        RETURNING l.due
+    ), turned AS (
+        UPDATE rotation t
+        SET turn = t.turn + 1, era = rotation_era(t.turn + 1), vtime = s.vtime,
+            vsince = (SELECT max(f.since) FROM first f WHERE f.taken AND f.tag = s.vtime),
+            activations = r.activations, news_from = r.news_from, news_open = r.news_open,
+            urgent_from = r.urgent_from, urgent_open = r.urgent_open,
+            due_floor = least(r.due_floor, (SELECT min(v.due) FROM moved v WHERE v.due > 0)),
+            lease_floor = least(r.lease_floor, v_until), idle_floor = r.idle_floor, swept = r.swept,
+            max_concurrency = r.max_concurrency, paused_until = r.paused_until,
+            running = CASE WHEN r.max_concurrency IS NULL THEN 0 ELSE r.running + s.messages END,
+            counted_from = r.counted_from, clock = r.clock, maintain_at = r.maintain_at,
+            place = r.place, planned = r.planned, ahead = least(r.ahead + s.messages, plan_most()),
+            plan_at = r.plan_at, lane_tag = NULL, lane_since = NULL
+        FROM served s
+        WHERE t.queue = r.queue AND t.era = r.era AND s.is_simple
+    )
+    SELECT d.id, d.channel, d.attempt, d.payload, d.body, d.state, d.error, d.dequeue_at, d.cost,
+        d.created_at, d.leased_until, d.key, d.forgiven, d.first_leased_at
+    FROM leased d
+    ORDER BY d.tag, d.since;
+END
+$$;
+
+-- Leases up to want planned messages of a queue: those before the lane with the lowest tag.
+--
+-- Called by scheduler_serve, whose settings hold here, within the turn; r is the state of that, which this writes on.
+-- lane_tag and lane_since are that lane's, which may be of a channel that came since, or whose planned messages have been
+-- served; null where no lane has anything. Serves nothing where one of the messages isn't as it was. Returns what
+-- message_dequeue returns.
+-- Locks: the messages that it leases.
+CREATE FUNCTION scheduler_serve_plan(
+    r rotation, want integer, lane_tag bigint, lane_since bigint,
+    clock timestamptz, lease_end timestamptz, worker text
+) RETURNS SETOF leased_message
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_lane_tag CONSTANT bigint := $3;
+    v_lane_since CONSTANT bigint := $4;
+    v_clock CONSTANT timestamptz := $5;
+    v_until CONSTANT timestamptz := $6;
+    v_worker CONSTANT text := $7;
+    v_now CONSTANT bigint := unix_ms($5);
+BEGIN
+    RETURN QUERY
+    WITH next AS MATERIALIZED (
+        SELECT e.row, e.id, e.tag, e.since, e.channel
+        FROM plan p
+        CROSS JOIN LATERAL unnest(p.rows, p.ids, p.tags, p.sinces, p.channels) WITH ORDINALITY
+            AS e (row, id, tag, since, channel, nth)
+        WHERE p.queue = r.queue AND p.place > r.place - 32 AND p.place <= r.place + want
+            AND p.place + e.nth - 1 > r.place AND p.place + e.nth - 1 <= r.place + want
+            AND (v_lane_tag IS NULL OR (e.tag, e.since) < (v_lane_tag, v_lane_since))
+    -- One that was changed meanwhile may be another channel's now. Locked one by one: a join might begin with all
+    -- messages, where there seem to be few.
+    ), held AS MATERIALIZED (
+        SELECT m.row = n.row AS is_same
+        FROM next n
+        CROSS JOIN LATERAL (
+            SELECT m.ctid AS row FROM message m
+            WHERE m.ctid = n.row AND m.id = n.id AND m.queue = r.queue AND m.channel = n.channel
+                AND m.leased_until IS NULL AND m.dequeue_at <= v_now
+            FOR NO KEY UPDATE SKIP LOCKED) m
+    ), served AS MATERIALIZED (
+        SELECT count(*)::integer AS messages, max(n.tag) AS vtime,
+            count(*) = (SELECT count(*) FROM held h WHERE h.is_same) AND count(*) > 0 AS is_good
+        FROM next n
+    ), leased AS (
+        UPDATE message m
+        SET attempt = least(m.attempt, 2147483646) + 1, leased_until = v_until, leased_at = v_clock,
+            first_leased_at = coalesce(m.first_leased_at, v_clock), worker = v_worker,
+            counted = CASE WHEN r.max_concurrency IS NOT NULL THEN r.turn END
+        FROM next n
+        WHERE m.ctid = n.row AND (SELECT s.is_good FROM served s)
+        RETURNING m.id, m.channel, m.attempt, m.payload, m.body, m.state, m.error, m.dequeue_at, m.cost,
+            m.created_at, m.leased_until, m.key, m.forgiven, m.first_leased_at, n.tag, n.since
+    ), turned AS (
+        UPDATE rotation t
+        SET turn = t.turn + 1, era = rotation_era(t.turn + 1), vtime = s.vtime,
+            vsince = (SELECT max(n.since) FROM next n WHERE n.tag = s.vtime),
+            activations = r.activations, news_from = r.news_from, news_open = r.news_open,
+            urgent_from = r.urgent_from, urgent_open = r.urgent_open, due_floor = r.due_floor,
+            lease_floor = least(r.lease_floor, v_until), idle_floor = r.idle_floor, swept = r.swept,
+            max_concurrency = r.max_concurrency, paused_until = r.paused_until,
+            running = CASE WHEN r.max_concurrency IS NULL THEN 0 ELSE r.running + s.messages END,
+            counted_from = r.counted_from, clock = r.clock, maintain_at = r.maintain_at,
+            place = r.place + s.messages, planned = r.planned, ahead = least(r.ahead + s.messages, plan_most()),
+            plan_at = r.plan_at, lane_tag = coalesce(v_lane_tag, 9223372036854775807),
+            lane_since = coalesce(v_lane_since, 9223372036854775807)
+        FROM served s
+        WHERE t.queue = r.queue AND t.era = r.era AND s.is_good
+    )
+    SELECT d.id, d.channel, d.attempt, d.payload, d.body, d.state, d.error, d.dequeue_at, d.cost,
+        d.created_at, d.leased_until, d.key, d.forgiven, d.first_leased_at
+    FROM leased d
+    ORDER BY d.tag, d.since;
 END
 $$;
 

@@ -1,6 +1,6 @@
 -- How many messages of a lane may be leased at this moment.
 --
--- Called by scheduler_serve and scheduler_serve_shares; takes no lock. See lane_due for the rate.
+-- Called by scheduler_serve_heads and scheduler_serve_shares; takes no lock. See lane_due for the rate.
 CREATE FUNCTION lane_room(
     now_ms bigint, max_concurrency integer, running integer, release_interval bigint, burst integer, released_at bigint
 ) RETURNS integer

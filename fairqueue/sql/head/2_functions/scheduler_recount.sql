@@ -44,7 +44,7 @@ BEGIN
         WHERE (whole_queue OR (v_counted_from IS NULL AND (SELECT count(*) FROM named) > 0))
             AND m.queue = v_queue AND m.leased_until IS NOT NULL
             AND (whole_queue OR m.channel IN (SELECT n.channel FROM named n))
-    -- Locked one by one, as in scheduler_serve.
+    -- Locked one by one, as in scheduler_serve_plan.
     ), held AS MATERIALIZED (
         SELECT m.row
         FROM leases l

@@ -8,10 +8,10 @@
 -- cost / weight. A channel that becomes active starts at max(its own tag, virtual time). A channel at a limit is not
 -- active: its lane is not looked at until its time has come or a signal says that there is room (lane_due).
 --
--- Three statements serve, each of them a whole batch, exactly as single dequeues in a row would: what was scheduled
--- ahead, because much is waiting (plan); the first messages of as many lanes, in the simple case; and all that lanes
--- can have (scheduler_serve_shares). Where there is a plan, its next message and the lane with the lowest tag compete
--- like two lanes.
+-- Three functions serve, each of them a whole batch, exactly as single dequeues in a row would: what was scheduled
+-- ahead, because much is waiting (scheduler_serve_plan); the first messages of as many lanes, in the simple case
+-- (scheduler_serve_heads); and all that lanes can have (scheduler_serve_shares). Where there is a plan, its next message
+-- and the lane with the lowest tag compete like two lanes.
 --
 -- Locks: the queue's turn until the end of the transaction, so that one dequeue at a time schedules a queue: its
 -- order, and with it every limit, is exact whatever the number of workers. Then the messages that it leases; a message
@@ -229,63 +229,13 @@ BEGIN
         v_bound_since := 9223372036854775807;
         IF r.planned > r.place THEN
             -- What is planned, up to the lane with the lowest tag: that of a channel that came since, or whose planned
-            -- messages have been served. This serves nothing where one of the messages is not as it was.
+            -- messages have been served.
             SELECT l.tag, l.since INTO v_lane_tag, v_lane_since
             FROM lane l
             WHERE l.queue = v_queue AND l.due = 0 AND (l.tag, l.since) > (r.vtime, r.vsince)
             ORDER BY l.tag, l.since LIMIT 1;
             RETURN QUERY
-            WITH next AS MATERIALIZED (
-                SELECT e.row, e.id, e.tag, e.since, e.channel
-                FROM plan p
-                CROSS JOIN LATERAL unnest(p.rows, p.ids, p.tags, p.sinces, p.channels) WITH ORDINALITY
-                    AS e (row, id, tag, since, channel, nth)
-                WHERE p.queue = v_queue AND p.place > r.place - 32 AND p.place <= r.place + v_want
-                    AND p.place + e.nth - 1 > r.place AND p.place + e.nth - 1 <= r.place + v_want
-                    AND (v_lane_tag IS NULL OR (e.tag, e.since) < (v_lane_tag, v_lane_since))
-            -- One that was changed meanwhile may be another channel's now. Locked one by one: a join might begin with all
-            -- messages, where there seem to be few.
-            ), held AS MATERIALIZED (
-                SELECT m.row = n.row AS is_same
-                FROM next n
-                CROSS JOIN LATERAL (
-                    SELECT m.ctid AS row FROM message m
-                    WHERE m.ctid = n.row AND m.id = n.id AND m.queue = v_queue AND m.channel = n.channel
-                        AND m.leased_until IS NULL AND m.dequeue_at <= v_now
-                    FOR NO KEY UPDATE SKIP LOCKED) m
-            ), served AS MATERIALIZED (
-                SELECT count(*)::integer AS messages, max(n.tag) AS vtime,
-                    count(*) = (SELECT count(*) FROM held h WHERE h.is_same) AND count(*) > 0 AS is_good
-                FROM next n
-            ), leased AS (
-                UPDATE message m
-                SET attempt = least(m.attempt, 2147483646) + 1, leased_until = v_until, leased_at = v_clock,
-                    first_leased_at = coalesce(m.first_leased_at, v_clock), worker = v_worker,
-                    counted = CASE WHEN r.max_concurrency IS NOT NULL THEN r.turn END
-                FROM next n
-                WHERE m.ctid = n.row AND (SELECT s.is_good FROM served s)
-                RETURNING m.id, m.channel, m.attempt, m.payload, m.body, m.state, m.error, m.dequeue_at, m.cost,
-                    m.created_at, m.leased_until, m.key, m.forgiven, m.first_leased_at, n.tag, n.since
-            ), turned AS (
-                UPDATE rotation t
-                SET turn = t.turn + 1, era = rotation_era(t.turn + 1), vtime = s.vtime,
-                    vsince = (SELECT max(n.since) FROM next n WHERE n.tag = s.vtime),
-                    activations = r.activations, news_from = r.news_from, news_open = r.news_open,
-                    urgent_from = r.urgent_from, urgent_open = r.urgent_open, due_floor = r.due_floor,
-                    lease_floor = least(r.lease_floor, v_until), idle_floor = r.idle_floor, swept = r.swept,
-                    max_concurrency = r.max_concurrency, paused_until = r.paused_until,
-                    running = CASE WHEN r.max_concurrency IS NULL THEN 0 ELSE r.running + s.messages END,
-                    counted_from = r.counted_from, clock = r.clock, maintain_at = r.maintain_at,
-                    place = r.place + s.messages, planned = r.planned, ahead = least(r.ahead + s.messages, plan_most()),
-                    plan_at = r.plan_at, lane_tag = coalesce(v_lane_tag, 9223372036854775807),
-                    lane_since = coalesce(v_lane_since, 9223372036854775807)
-                FROM served s
-                WHERE t.queue = v_queue AND t.era = r.era AND s.is_good
-            )
-            SELECT d.id, d.channel, d.attempt, d.payload, d.body, d.state, d.error, d.dequeue_at, d.cost,
-                d.created_at, d.leased_until, d.key, d.forgiven, d.first_leased_at
-            FROM leased d
-            ORDER BY d.tag, d.since;
+            SELECT * FROM scheduler_serve_plan(r, v_want, v_lane_tag, v_lane_since, v_clock, v_until, v_worker);
 
             GET DIAGNOSTICS v_got = ROW_COUNT;
             IF v_got > 0 THEN
@@ -315,95 +265,8 @@ BEGIN
             END IF;
         END IF;
         IF v_simple THEN
-            -- The simple case, in half the time: the next messages are the first ones of as many lanes. They go in the
-            -- order of the lanes, as long as no lane would come again before the last of them. Where that serves less
-            -- than half of what is wanted, or a message is held by somebody, this does nothing, and what follows does.
             RETURN QUERY
-            WITH seen AS (
-                SELECT c.lane, c.tag, c.since, c.is_counted, m.row, m.id, m.dequeue_at, m.next_at, m.next_id,
-                    c.tag + lane_step(m.cost, c.weight) AS next_tag,
-                    coalesce(m.dequeue_at <= v_now AND c.room > 0, false) AS ripe
-                FROM (
-                    SELECT l.ctid AS lane, l.channel, l.tag, l.since, l.weight, l.head_at, l.head_id,
-                        l.max_concurrency IS NOT NULL AS is_counted,
-                        lane_room(v_now, l.max_concurrency, l.running, l.release_interval, l.burst, l.released_at)
-                            AS room
-                    FROM lane l
-                    WHERE l.queue = v_queue AND l.due = 0 AND (l.tag, l.since) > (r.vtime, r.vsince)
-                        AND (l.tag, l.since) < (v_bound_tag, v_bound_since)
-                    ORDER BY l.tag, l.since
-                    LIMIT v_want) c
-                LEFT JOIN LATERAL (
-                    SELECT m.row, m.id, m.dequeue_at, m.cost, lead(m.dequeue_at) OVER w AS next_at,
-                        lead(m.id) OVER w AS next_id
-                    FROM (
-                        SELECT m.ctid AS row, m.id, m.dequeue_at, m.cost
-                        FROM message m
-                        WHERE m.queue = v_queue AND m.channel = c.channel AND m.leased_until IS NULL
-                            AND (m.dequeue_at, m.id) >= (c.head_at, c.head_id)
-                        ORDER BY m.dequeue_at, m.id
-                        LIMIT 2) m
-                    WINDOW w AS (ORDER BY m.dequeue_at, m.id)
-                    ORDER BY m.dequeue_at, m.id
-                    LIMIT 1) m ON true
-            ), first AS MATERIALIZED (
-                SELECT s.*, s.ripe AND s.tag < min(s.next_tag) FILTER (WHERE s.ripe) OVER () AS taken
-                FROM seen s
-            ), held AS MATERIALIZED (
-                SELECT m.row = f.row AS is_same
-                FROM first f
-                CROSS JOIN LATERAL (
-                    SELECT m.ctid AS row FROM message m
-                    WHERE m.ctid = f.row AND m.leased_until IS NULL AND m.dequeue_at <= v_now
-                    FOR NO KEY UPDATE SKIP LOCKED) m
-                WHERE f.taken
-            ), served AS MATERIALIZED (
-                SELECT count(*)::integer AS messages, max(f.tag) AS vtime,
-                    count(*) = (SELECT count(*) FROM held h WHERE h.is_same) AND count(*) * 2 >= v_want AS is_simple
-                FROM first f
-                WHERE f.taken
-            ), leased AS (
-                UPDATE message m
-                SET attempt = least(m.attempt, 2147483646) + 1, leased_until = v_until, leased_at = v_clock,
-                    first_leased_at = coalesce(m.first_leased_at, v_clock), worker = v_worker,
-                    counted = CASE WHEN f.is_counted OR r.max_concurrency IS NOT NULL THEN r.turn END
-                FROM first f
-                WHERE m.ctid = f.row AND f.taken AND (SELECT s.is_simple FROM served s)
-                RETURNING m.id, m.channel, m.attempt, m.payload, m.body, m.state, m.error, m.dequeue_at, m.cost,
-                    m.created_at, m.leased_until, m.key, m.forgiven, m.first_leased_at, f.tag, f.since
-            ), moved AS (
-                UPDATE lane l
-                SET tag = CASE WHEN f.taken THEN f.next_tag ELSE l.tag END,
-                    due = lane_due(v_now, CASE WHEN f.taken THEN f.next_at ELSE f.dequeue_at END, l.paused_until,
-                        l.max_concurrency, l.running + f.taken::integer, l.release_interval, l.burst,
-                        lane_released(v_now, f.taken::integer, l.release_interval, l.released_at)),
-                    head_at = coalesce(CASE WHEN f.taken THEN f.next_at END, f.dequeue_at, l.head_at),
-                    head_id = coalesce(CASE WHEN f.taken THEN f.next_id ELSE f.id END, 0),
-                    running = CASE WHEN l.max_concurrency IS NULL THEN 0 ELSE l.running + f.taken::integer END,
-                    released_at = lane_released(v_now, f.taken::integer, l.release_interval, l.released_at)
-                FROM first f
-                WHERE l.ctid = f.lane AND (f.taken OR NOT f.ripe) AND (SELECT s.is_simple FROM served s)
-                RETURNING l.due
-            ), turned AS (
-                UPDATE rotation t
-                SET turn = t.turn + 1, era = rotation_era(t.turn + 1), vtime = s.vtime,
-                    vsince = (SELECT max(f.since) FROM first f WHERE f.taken AND f.tag = s.vtime),
-                    activations = r.activations, news_from = r.news_from, news_open = r.news_open,
-                    urgent_from = r.urgent_from, urgent_open = r.urgent_open,
-                    due_floor = least(r.due_floor, (SELECT min(v.due) FROM moved v WHERE v.due > 0)),
-                    lease_floor = least(r.lease_floor, v_until), idle_floor = r.idle_floor, swept = r.swept,
-                    max_concurrency = r.max_concurrency, paused_until = r.paused_until,
-                    running = CASE WHEN r.max_concurrency IS NULL THEN 0 ELSE r.running + s.messages END,
-                    counted_from = r.counted_from, clock = r.clock, maintain_at = r.maintain_at,
-                    place = r.place, planned = r.planned, ahead = least(r.ahead + s.messages, plan_most()),
-                    plan_at = r.plan_at, lane_tag = NULL, lane_since = NULL
-                FROM served s
-                WHERE t.queue = v_queue AND t.era = r.era AND s.is_simple
-            )
-            SELECT d.id, d.channel, d.attempt, d.payload, d.body, d.state, d.error, d.dequeue_at, d.cost,
-                d.created_at, d.leased_until, d.key, d.forgiven, d.first_leased_at
-            FROM leased d
-            ORDER BY d.tag, d.since;
+            SELECT * FROM scheduler_serve_heads(r, v_want, v_bound_tag, v_bound_since, v_clock, v_until, v_worker);
 
             GET DIAGNOSTICS v_got = ROW_COUNT;
             v_simple := v_got > 0;
