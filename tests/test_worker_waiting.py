@@ -110,16 +110,31 @@ def allow_more(session: Session) -> None:
     session.commit()
 
 
+def give_policy_away(session: Session) -> None:
+    session.execute(text("UPDATE fairqueue.channel SET queue = 'elsewhere' WHERE name = 'paused'"))
+    session.commit()
+
+
+def rename_policy(session: Session) -> None:
+    session.execute(text("UPDATE fairqueue.queue SET name = 'elsewhere'"))
+    session.commit()
+
+
+def truncate_policies(session: Session) -> None:
+    session.execute(text("TRUNCATE fairqueue.channel"))
+    session.commit()
+
+
 def prepare(session: Session, what: Callable[[Session], None]) -> None:
     """What is there beforehand, for nobody to work on."""
     if what is redrive:
         put(session, "dead")
         (message,) = lease_of(session)
         session.execute(fq.fail(message, retry=False))
-    if what is resume:
+    if what in (resume, give_policy_away, truncate_policies):
         session.execute(fq.pause(channel="paused"))
         put(session, "paused")
-    if what is resume_all:
+    if what in (resume_all, rename_policy):
         session.execute(fq.pause())
         put(session, "acme")
     if what is move:
@@ -134,7 +149,10 @@ def prepare(session: Session, what: Callable[[Session], None]) -> None:
     session.commit()
 
 
-PRODUCING = [enqueue, enqueue_many, add, copy, redrive, resume, resume_all, move, fail, allow_more]
+PRODUCING = [
+    *(enqueue, enqueue_many, add, copy, redrive, move, fail),
+    *(resume, resume_all, allow_more, give_policy_away, rename_policy, truncate_policies),
+]
 
 
 @pytest.mark.parametrize("what", PRODUCING)

@@ -2681,7 +2681,8 @@ REVOKE EXECUTE ON FUNCTION queue_listen FROM PUBLIC;
 -- Wakes the workers that wait for work in a queue, when the caller's transaction commits. While nobody waits it does
 -- nothing, and is true.
 --
--- Called by the triggers that signal work: message_arrive, signal_moved, signal_channel, signal_queue.
+-- Called by the triggers that signal work: message_arrive, signal_moved, signal_channel, signal_queue,
+-- signal_truncated.
 -- Locks: for a moment the advisory lock that waiting workers share; it is only tried. If they have it, the commit takes
 -- PostgreSQL's lock for notifications, which others that notify in this database wait for.
 CREATE FUNCTION queue_notify(queue text) RETURNS boolean
@@ -5081,13 +5082,15 @@ BEGIN
     THEN
         RETURN NULL;
     END IF;
+    -- One that is moved, or renamed, leaves where it was as if it were deleted: what it held back there can be served.
     IF TG_OP <> 'INSERT' THEN
         INSERT INTO signal (queue, channel, urgent) VALUES (OLD.queue, OLD.name, true);
+        PERFORM queue_notify(OLD.queue);
     END IF;
     IF TG_OP <> 'DELETE' THEN
         INSERT INTO signal (queue, channel, urgent) VALUES (NEW.queue, NEW.name, true);
+        PERFORM queue_notify(NEW.queue);
     END IF;
-    PERFORM queue_notify(CASE TG_OP WHEN 'DELETE' THEN OLD.queue ELSE NEW.queue END);
     RETURN NULL;
 END
 $$;
@@ -5154,13 +5157,15 @@ BEGIN
     THEN
         RETURN NULL;
     END IF;
+    -- One that is moved, or renamed, leaves where it was as if it were deleted: what it held back there can be served.
     IF TG_OP <> 'INSERT' THEN
         INSERT INTO signal (queue, urgent) VALUES (OLD.name, true);
+        PERFORM queue_notify(OLD.name);
     END IF;
     IF TG_OP <> 'DELETE' THEN
         INSERT INTO signal (queue, urgent) VALUES (NEW.name, true);
+        PERFORM queue_notify(NEW.name);
     END IF;
-    PERFORM queue_notify(CASE TG_OP WHEN 'DELETE' THEN OLD.name ELSE NEW.name END);
     RETURN NULL;
 END
 $$;
@@ -5170,13 +5175,14 @@ REVOKE EXECUTE ON FUNCTION signal_queue FROM PUBLIC;
 -- Trigger function of message_truncated, channel_truncated and queue_truncated: whatever the scheduler counts of messages
 -- has to be counted anew, and whatever it knows of policies to be read again.
 --
--- Locks: none that anybody waits for; it appends rows.
+-- Locks: none that anybody waits for, but for notifications (queue_notify); it appends rows.
 CREATE FUNCTION signal_truncated() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path FROM CURRENT
 AS $$
 BEGIN
     INSERT INTO signal (queue, urgent) SELECT DISTINCT r.queue, true FROM rotation r;
+    PERFORM queue_notify(q.name) FROM (SELECT DISTINCT r.queue FROM rotation r) AS q (name);
     RETURN NULL;
 END
 $$;

@@ -14,13 +14,15 @@ BEGIN
     THEN
         RETURN NULL;
     END IF;
+    -- One that is moved, or renamed, leaves where it was as if it were deleted: what it held back there can be served.
     IF TG_OP <> 'INSERT' THEN
         INSERT INTO signal (queue, channel, urgent) VALUES (OLD.queue, OLD.name, true);
+        PERFORM queue_notify(OLD.queue);
     END IF;
     IF TG_OP <> 'DELETE' THEN
         INSERT INTO signal (queue, channel, urgent) VALUES (NEW.queue, NEW.name, true);
+        PERFORM queue_notify(NEW.queue);
     END IF;
-    PERFORM queue_notify(CASE TG_OP WHEN 'DELETE' THEN OLD.queue ELSE NEW.queue END);
     RETURN NULL;
 END
 $$;

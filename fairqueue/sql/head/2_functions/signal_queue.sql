@@ -14,13 +14,15 @@ BEGIN
     THEN
         RETURN NULL;
     END IF;
+    -- One that is moved, or renamed, leaves where it was as if it were deleted: what it held back there can be served.
     IF TG_OP <> 'INSERT' THEN
         INSERT INTO signal (queue, urgent) VALUES (OLD.name, true);
+        PERFORM queue_notify(OLD.name);
     END IF;
     IF TG_OP <> 'DELETE' THEN
         INSERT INTO signal (queue, urgent) VALUES (NEW.name, true);
+        PERFORM queue_notify(NEW.name);
     END IF;
-    PERFORM queue_notify(CASE TG_OP WHEN 'DELETE' THEN OLD.name ELSE NEW.name END);
     RETURN NULL;
 END
 $$;
