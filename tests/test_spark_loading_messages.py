@@ -86,18 +86,38 @@ class TestKeys:
         assert enter(place, run, [stage(place, run, 0, rows)]) == Entered(300, 7, repeated=False)
         once_each(watching, range(7), "payload::int")
 
-    def test_in_their_order(self, place: Place, others: Others, watching: psycopg.Connection[Any]) -> None:
-        """As producers enter them, so that nobody waits in a circle: who waits for "b" doesn't hold "c" yet."""
+    @pytest.mark.parametrize(
+        "names",
+        [
+            [["aac", "aab"], ["aad", "aaa"]],
+            [["aac", "aab"], ["aa"]],
+            [["aca", "abb"]],
+            [["caa", "bbb"]],
+            [["caa"], ["bbb"], ["cbb"]],
+        ],
+        ids=["keys", "keys_of_some", "channels", "queues", "queues_of_parts"],
+    )
+    def test_in_their_order(
+        self, place: Place, others: Others, watching: psycopg.Connection[Any], names: list[list[str]]
+    ) -> None:
+        """As producers enter them, so that nobody waits in a circle: who waits for one doesn't hold those behind it.
+
+        Each is named by a letter for its queue, channel and key. It waits for the second one.
+        """
+        create = "SELECT fairqueue.message_create(%s, queue => %s, key => %s)"
+        free, held = [name for part in names for name in part][:2]
         producer, other = others.connect(), impatient(others.raw, others.url)
-        producer.execute("SELECT fairqueue.message_create('acme', key => 'b')")
+        producer.execute(create, (held[1], held[0], held[2]))
         run = new_run()
-        parts = [stage(place, run, number, keyed(*keys)) for number, keys in enumerate(["cb", "da"])]
+        columns: list[str] = ["queue", "channel", "key"]
+        rows = [[dict(zip(columns, name, strict=False)) for name in part] for part in names]
+        parts = [stage(place, run, number, staged(*part)) for number, part in enumerate(rows)]
         load = others.waiting(lambda: enter(place, run, parts))
-        other.execute("SELECT fairqueue.message_create('acme', key => 'c')")
+        other.execute(create, (free[1], free[0], free[2]))
         other.commit()
         producer.rollback()
-        assert load().entered == 3
-        once_each(watching, "abcd")
+        assert load().entered == sum(map(len, names)) - 1
+        once_each(watching, [name for part in names for name in part], "concat(queue, channel, key)")
 
 
 class TestMessages:
