@@ -15,6 +15,7 @@ from tests.acts import (
     drain,
     expire,
     lease_of,
+    move_clock,
     plan_ahead,
     put,
     put_all,
@@ -24,6 +25,7 @@ from tests.acts import (
     wait_until,
 )
 from tests.invariants import check_invariants
+from tests.limiting import NOW
 from tests.reference import Entry, Policy, Reference
 
 QUIET = [f"quiet{number}" for number in range(19)]
@@ -127,6 +129,17 @@ def test_a_channel_that_empties_and_comes_back_gains_nothing(session: Session) -
         if channel == "drip":
             put(session, "drip", 1)
     assert served == {"busy": 20, "drip": 20}
+
+
+@pytest.mark.usefixtures("clock_that_stands")
+def test_a_channel_whose_messages_are_for_later_still_owes_what_it_has_had(session: Session) -> None:
+    put(session, "owes", 1, cost=10)
+    put(session, "owes", 10, dequeue_at=NOW + 1)
+    put(session, "busy", 100)
+    assert sorted(take(session, 2)) == ["busy", "owes"]
+    move_clock(session, NOW + 1)
+    assert take(session, 9) == ["busy"] * 9
+    assert Counter(take(session, 10)) == {"busy": 5, "owes": 5}
 
 
 def test_priority_orders_a_channel_and_never_the_channels(session: Session) -> None:
