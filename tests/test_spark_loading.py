@@ -113,6 +113,13 @@ class TestAttempts:
         once_each(watching, [])
         assert progress(place, JOB) is None
 
+    def test_a_table_of_which_nobody_says_how_many_rows(self, place: Place, watching: psycopg.Connection[Any]) -> None:
+        run = new_run()
+        tables = [stage(place, run, number, keyed(str(number))).table for number in range(2)]
+        with pytest.raises(psycopg.Error, match=r"has 1 rows, not null: the server has crashed meanwhile"):
+            watching.execute("SELECT fairqueue.load_enter(%s, %s, ARRAY[1])", (run, tables))
+        once_each(watching, [])
+
     def test_rows_that_no_table_holds(self, place: Place, watching: psycopg.Connection[Any]) -> None:
         """A task took its part for loaded, and the note of that is gone: nothing must pass for done."""
         run = new_run()

@@ -61,6 +61,19 @@ class TestKeys:
             enter(place, run, parts, on_conflict="replace")
         assert enter(place, run, parts, name=JOB).entered == 1
 
+    @pytest.mark.parametrize(("on_conflict", "key"), [("ignore", "live"), ("raise", "new")])
+    def test_what_else_has_to_be_unique(
+        self, place: Place, session: Session, watching: psycopg.Connection[Any], on_conflict: str, key: str
+    ) -> None:
+        """By an index of the application's own: such a row is neither left out nor taken for one with a key."""
+        put(session, "acme", key="live", payload="taken")
+        watching.execute("CREATE UNIQUE INDEX of_our_own ON fairqueue.message (payload)")
+        run = new_run()
+        part = stage(place, run, 0, staged({"key": key, "payload": "1"}, {"payload": '"taken"'}))
+        with pytest.raises(LoadFailed, match=r'^duplicate key value violates unique constraint "of_our_own"'):
+            enter(place, run, [part], on_conflict=on_conflict)
+        once_each(watching, ["live"])
+
     @pytest.mark.parametrize("on_conflict", ["ignore", "raise"])
     @pytest.mark.parametrize("fate", ["commit", "rollback"])
     def test_a_producer_that_holds_the_key(

@@ -1264,7 +1264,7 @@ BEGIN
         IF v_found IS DISTINCT FROM counts[i] THEN
             RAISE data_corrupted USING
                 MESSAGE = format('staging table %s has %s rows, not %s: the server has crashed meanwhile', v_table,
-                    v_found, counts[i]),
+                    v_found, coalesce(counts[i]::text, 'null')),
                 HINT = 'Load again. Nothing was entered.';
         END IF;
         rows := rows + v_found;
