@@ -262,6 +262,21 @@ def test_ends_that_nobody_heard_of_before_a_repair(session: Session) -> None:
     assert checked(session) == []
 
 
+def test_whom_a_rotation_that_is_gone_owes(session: Session) -> None:
+    """The lanes say it, whether some are ready or none."""
+    put(session, "costly", 2, cost=10)
+    put(session, "busy", 30)
+    assert sorted(take(session, 2)) == ["busy", "costly"]
+    sql(session, "DELETE FROM fairqueue.rotation")
+    sql(session, "SELECT fairqueue.queue_repair()")
+    assert take(session, 9) == ["busy"] * 9
+    assert len(take(session, 100)) == 21
+    sql(session, "DELETE FROM fairqueue.rotation")
+    sql(session, "SELECT fairqueue.queue_repair()")
+    put_all(session, {"new": 30, "busy": 1})
+    assert "busy" in take(session, 2)
+
+
 def test_each_queue_by_itself(session: Session) -> None:
     for queue in ("default", "other", "third"):
         session.add(fq.Channel("acme", queue=queue, max_concurrency=5))

@@ -9,7 +9,7 @@ from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
-from tests.acts import lease_of, move_clock, plan_ahead, put, sql, truncate
+from tests.acts import lease_of, move_clock, one_by_one, plan_ahead, put, sql, truncate
 from tests.fixtures.connections import Raw
 from tests.invariants import check_invariants
 from tests.limiting import NOW, leases, limit
@@ -53,6 +53,21 @@ def test_news_before_and_behind_what_is_planned(twins: Twins) -> None:
     assert planned(twins.session) == []
     twins.open()
     twins.drain(7)
+
+
+def test_a_flood_of_one_who_began_before_what_is_planned(
+    session: Session, clock_that_stands: None, raw: Raw, database_url: str
+) -> None:
+    """Messages of channels that aren't ready are looked for, of any id: not those that are planned."""
+    old = raw(database_url)
+    old.execute("INSERT INTO fairqueue.message (channel) VALUES ('j0')")
+    twins = Twins(session)
+    heads_of_many(twins)
+    before = [id_ for _, id_ in planned(session)]
+    old.execute(one_by_one(2000, "j0").encode())
+    old.commit()
+    assert [message.id for message in lease_of(session, 3)] == before[:3]
+    assert [id_ for _, id_ in planned(session)] == before[3:]
 
 
 def test_news_of_a_message_that_is_planned(twins: Twins) -> None:
