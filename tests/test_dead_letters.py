@@ -305,18 +305,23 @@ class TestConcurrentRedrives:
         assert value(watching, "SELECT count(*) FROM fairqueue.message") == 3
         assert dead(session) == []
 
-    def test_beside_enqueues(self, session: Session, raw: Raw, database_url: str) -> None:
-        """Keys are entered in their order, as by who enqueues many: one that waits for "a" has not yet taken "b"."""
-        ids = kill(session, "acme", key="b") + kill(session, "acme", key="a")
-        create = b"SELECT fairqueue.message_create('acme', key => %s)"
+    @pytest.mark.parametrize("names", [("aab", "aaa"), ("aca", "abb"), ("caa", "bbb")])
+    def test_beside_enqueues(self, session: Session, raw: Raw, database_url: str, names: tuple[str, str]) -> None:
+        """Keys are entered in their order, as by who enqueues many: one that waits for the second has not yet taken
+        the first.
+
+        Each is named by a letter for its queue, channel and key.
+        """
+        ids = [id_ for queue, channel, key in map(tuple, names) for id_ in kill(session, channel, queue=queue, key=key)]
+        create = b"SELECT fairqueue.message_create(queue => %s, channel => %s, key => %s)"
         one, two, watching = raw(database_url), raw(database_url), observer(raw, database_url)
-        one.execute(create, ("a",))
+        one.execute(create, list(names[1]))
         with ThreadPoolExecutor(1) as pool:
             future = pool.submit(lambda: two.execute(self.QUERY, (ids,)).fetchall())
             wait_until(lambda: waits_for_a_lock(watching, two) or future.done())
             assert not future.done()
             other = impatient(raw, database_url)
-            other.execute(create, ("b",))
+            other.execute(create, list(names[0]))
             other.rollback()
             one.rollback()
             assert future.result() == redriven(ids)

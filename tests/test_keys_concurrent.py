@@ -4,7 +4,7 @@ What becomes of a second message with a key when nobody else is at it, is in tes
 """
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -148,22 +148,27 @@ class TestConcurrent:
         assert [m.payload for m in lease_of(session, 9)] == ["first"]
 
     @pytest.mark.parametrize("mode", MODES)
+    @pytest.mark.parametrize("names", [("aac", "aab", "aaa"), ("aca", "abb"), ("caa", "bbb")])
     def test_bulk_enters_keys_in_their_order(
-        self, session: Session, raw: Raw, database_url: str, two: Two, mode: Any
+        self, session: Session, raw: Raw, database_url: str, two: Two, *, mode: Any, names: Sequence[str]
     ) -> None:
-        """So two of them can't wait for each other: one that waits for "a" has not yet taken "b"."""
-        two.first.execute(CREATE, ("first", "a", "raise"))
+        """So two of them can't wait for each other: one that waits for the last has not yet taken the first.
+
+        Each is named by a letter for its queue, channel and key.
+        """
+        create = "SELECT fairqueue.message_create(queue => %s, channel => %s, key => %s)"
+        two.first.execute(create, list(names[-1]))
         backend = session.scalar(text("SELECT pg_backend_pid()"))
-        rows: list[Any] = [{"channel": "acme", "key": key} for key in ("c", "b", "a")]
+        rows: list[Any] = [dict(zip(("queue", "channel", "key"), name, strict=True)) for name in names]
         future = two.pool.submit(lambda: fq.enqueue_many(session, rows, on_conflict=mode))
         waits = "SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = %s"
         wait_until(lambda: value(two.watching, waits, backend) or future.done())
         assert not future.done()
         other = impatient(raw, database_url)
-        other.execute(CREATE, ("x", "b", "raise"))
+        other.execute(create, list(names[0]))
         other.rollback()
         two.first.rollback()
-        assert len(future.result()) == 3
+        assert len(future.result()) == len(names)
 
     def test_bulk_replaces_beside_completions(self, session: Session, raw: Raw, database_url: str, two: Two) -> None:
         """Both lock messages in the order of ids: one that waits for the first has not yet locked the second."""
