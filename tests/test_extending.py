@@ -15,7 +15,7 @@ from tests.acts import lease_of, plan_ahead, put, sql, wait_until
 from tests.invariants import check_invariants
 from tests.observing import value, waits_for_a_lock
 from tests.taking import CHANNELS, GATE, Ids, Named, backlog, dequeue, finish, ids_planned
-from tests.twins import planned
+from tests.twins import Twins, heads_of_many, planned
 
 
 @pytest.fixture
@@ -154,6 +154,21 @@ def test_where_nothing_can_be_planned(session: Session, workers: list[psycopg.Co
     workers[0].commit()
     assert session.execute(state).one() == after
     finish(session, workers, *done)
+
+
+def test_heads_that_follow_heads(session: Session, clock_that_stands: None) -> None:
+    """A channel that waits then, for its next message, comes sooner than any that waited before."""
+    twins = Twins(session)
+    heads_of_many(twins)
+    due = text("SELECT min(due) FROM fairqueue.lane WHERE due > 0")
+    before, first = planned(session), session.scalars(due).one()
+    plan_ahead(session, 18)
+    twins.serve(1)
+    assert planned(session)[: len(before) - 1] == before[1:]
+    assert session.scalars(due).one() < first
+    assert fq.check(session) == []
+    twins.open()
+    twins.drain(7)
 
 
 def test_a_channel_that_comes_before_what_follows(
