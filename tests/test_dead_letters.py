@@ -178,12 +178,13 @@ class TestKept:
             sql(session, f"DROP ROLE {role}")
 
     def test_id_that_is_taken(self, session: Session) -> None:
-        """Who chooses ids himself can't make a dequeue fail for everybody, by a second death of one id."""
+        """Who chooses ids himself can't make calls fail for everybody: what puts back, nor a second death of one id."""
         (id_,) = kill(session, "acme")
         insert = (
             "INSERT INTO fairqueue.message (id, channel, max_attempts) OVERRIDING SYSTEM VALUE VALUES (:id, 'acme', 1)"
         )
         sql(session, insert, id=id_)
+        assert results(session, fq.redrive(queue="default")) == [(id_, "duplicate")]
         assert results(session, fq.fail(lease_of(session), "again")) == [(id_, "dead")]
         assert session.get_one(fq.DeadMessage, id_).error == "broken"
 

@@ -305,7 +305,8 @@ def test_tags_start_again_long_before_they_overflow(session: Session) -> None:
     take(session, 9)
     limit = 2_000_000_000_000_000_000
     sql(session, f"UPDATE fairqueue.lane SET tag = tag + {limit}")
-    sql(session, f"UPDATE fairqueue.rotation SET vtime = vtime + {limit}, idle_floor = {limit}")
+    moved = "SET vtime = vtime + :n, arrival_tag = vtime + :n, idle_floor = :n"
+    sql(session, f"UPDATE fairqueue.rotation {moved}", n=limit)
     reference = reference_of(session)
     for lane in session.execute(text("SELECT channel, tag, since FROM fairqueue.lane")).all():
         channel = reference.channels[lane.channel]
@@ -398,6 +399,21 @@ def test_names_that_are_used_once_leave_nothing_behind(session: Session) -> None
     # Lanes are kept for 64 messages, and looked at each 64 turns; nothing is to be known of 300.
     assert session.scalar(text("SELECT count(*) FROM fairqueue.lane")) < 150
     check_invariants(session.connection())
+
+
+def test_more_names_than_are_forgotten_in_one_go(session: Session) -> None:
+    fq.enqueue_many(session, [{"channel": f"once{number}"} for number in range(10_300)])
+    put(session, "busy", 200)
+    while len(take(session, 1000)) == 1000:
+        pass
+    left = []
+    for _ in range(2):
+        turn = "(turn / 64 + 1) * 64"  # one that tidies up
+        sql(session, f"UPDATE fairqueue.rotation SET turn = {turn}, era = fairqueue.rotation_era({turn})")
+        put(session, "busy")
+        assert take(session) == ["busy"]
+        left.append(session.scalar(text("SELECT count(*) FROM fairqueue.lane")))
+    assert left == [301, 1]
 
 
 def test_what_was_served_before_all_was_served_is_no_debt(session: Session) -> None:

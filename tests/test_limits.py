@@ -380,10 +380,13 @@ class TestRecreation:
         session.commit()
         running = leases(session, 300)
         put(session, "busy", 402)
+        tag = session.scalar(text("SELECT max(tag) FROM fairqueue.lane WHERE channel <> 'busy'"))
+        looked_at = "SELECT count(*) FROM fairqueue.lane WHERE channel <> 'busy' AND tag > :tag"
         for ended in (running, []):
             assert len(take(session, 200)) == 200
             sql(session, TIDY)
             assert take(session) == ["busy"]
+            assert session.scalar(text(looked_at), {"tag": tag}) == (256 if ended else 0)
             assert set(complete(session, ended)) <= {"completed"}
         assert session.scalars(text("SELECT channel FROM fairqueue.lane")).all() == ["busy"]
 

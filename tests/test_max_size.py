@@ -204,19 +204,27 @@ class TestPolicy:
             ({}, {"max_size": 8}, "reject"),
         ],
     )
+    @pytest.mark.parametrize("beside", [0, 1])
     def test_of_channel_and_queue(
-        self, session: Session, queue: dict[str, Any], channel: dict[str, Any], expected: tuple[int, int] | str
+        self,
+        session: Session,
+        queue: dict[str, Any],
+        channel: dict[str, Any],
+        expected: tuple[int, int] | str,
+        beside: int,
     ) -> None:
-        """The channel's own, or the queue's default, each by itself."""
+        """The channel's own, or the queue's default, each by itself; beside a message of another channel, too."""
+        rows: list[fq.MessageRow] = [{"channel": name} for name in ["acme"] * 9 + ["beside"] * beside]
         session.add_all([fq.Queue("default", **queue), fq.Queue("other"), fq.Channel("globex", max_size=1)])
         if channel:
             session.add(fq.Channel("acme", **channel))
         session.commit()
         if expected == "reject":
             with pytest.raises(fq.ChannelFull):
-                put(session, "acme", 9)
+                fq.enqueue_many(session, rows)
         else:
-            put(session, "acme", 9)
+            fq.enqueue_many(session, rows)
+            session.commit()
             assert (len(payloads(session)), len(history(session))) == expected
         session.rollback()
         put(session, "acme", 9, queue="other")
