@@ -97,6 +97,14 @@ class TestWithinTheBusinessTransaction:
         session.commit()
         assert results(session, fq.heartbeat(message)) == [(message.id, "extended")]
 
+    def test_is_no_news_where_nothing_is_limited(self, engine: Engine, session: Session) -> None:
+        """Neither that a lease goes on nor that it has ended costs dequeues anything."""
+        enqueue(engine)
+        [message] = lease(engine)
+        for act, result in ((fq.heartbeat, "extended"), (fq.complete, "completed")):
+            assert results(session, act(message)) == [(message.id, result)]
+            assert session.scalar(text("SELECT count(*) FROM fairqueue.signal")) == 0
+
     @pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
     def test_in_every_isolation_level(self, engine: Engine, level: str) -> None:
         enqueue(engine)
