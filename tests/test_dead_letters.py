@@ -292,18 +292,21 @@ class TestConcurrentRedrives:
         finish: Callable[[psycopg.Connection], None],
         told: str,
     ) -> None:
-        """The second waits for the first, and puts back what that one did not."""
-        ids = kill(session, "acme", 3)
+        """The second waits for the first, before it locks any other, and puts back what that one did not."""
+        ids = kill(session, "acme", 50)
         one, two, watching = raw(database_url), raw(database_url), observer(raw, database_url)
         one.execute(self.QUERY, (ids[:2],))
         with ThreadPoolExecutor(1) as pool:
             # In the opposite order, which is not the one in which they are locked.
             second = pool.submit(lambda: two.execute(self.QUERY, (ids[::-1],)).fetchall())
             wait_until(lambda: waits_for_a_lock(watching, two))
+            other = impatient(raw, database_url)
+            other.execute("SELECT FROM fairqueue.dead_message WHERE id = ANY (%s) FOR UPDATE", (ids[2:],))
+            other.rollback()
             finish(one)
-            assert second.result() == [(ids[2], "redriven"), (ids[1], told), (ids[0], told)]
+            assert second.result() == [*redriven(ids[:1:-1]), (ids[1], told), (ids[0], told)]
         two.commit()
-        assert value(watching, "SELECT count(*) FROM fairqueue.message") == 3
+        assert value(watching, "SELECT count(*) FROM fairqueue.message") == 50
         assert dead(session) == []
 
     @pytest.mark.parametrize("names", [("aab", "aaa"), ("aca", "abb"), ("caa", "bbb")])
