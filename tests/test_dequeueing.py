@@ -94,6 +94,29 @@ class TestTurn:
         assert dequeue(first) == 1
         assert dequeue(second, "transcode") == 4
 
+    @pytest.mark.parametrize("waits", [False, True])
+    def test_of_two_queues_in_opposite_order(self, raw: Raw, database_url: str, waits: bool) -> None:
+        """Nobody waits for a second one, and nothing is found, though neither has written anything."""
+        first, second = impatient(raw, database_url), impatient(raw, database_url)
+        for queue in ("default", "transcode"):
+            enqueue(first, queue=queue)
+            for _ in range(4):
+                dequeue(first, queue)
+                first.commit()
+        if waits:
+            other, watching = raw(database_url), observer(raw, database_url)
+            assert dequeue(other) is None
+            with ThreadPoolExecutor(1) as pool:
+                waiting = pool.submit(dequeue, first)
+                wait_until(lambda: waits_for_a_lock(watching, first))
+                other.commit()
+                assert waiting.result() is None
+        for connection, queue in ((first, "default"), (second, "transcode"))[waits:]:
+            assert dequeue(connection, queue) is None
+            assert value(connection, "SELECT pg_current_xact_id_if_assigned()") is None
+        for connection, queue in ((first, "transcode"), (second, "default")):
+            assert dequeue(connection, queue) is None
+
     def test_enqueues_and_completions_pass_by(self, raw: Raw, database_url: str) -> None:
         first, other = raw(database_url), impatient(raw, database_url)
         enqueue(first)

@@ -233,6 +233,9 @@ class TestLeases:
         assert {row["id"]: row["state"] for row in states} == {4: None, 1: 1, 2: {"page": 2}}
         leased.execute("SELECT message_defer('{2}', '{2}')")
         assert one(leased, "SELECT state FROM message WHERE id = 2") == {"state": {"page": 2}}
+        assert len(every(leased, "SELECT id FROM message_dequeue('default', 9)")) == 1
+        leased.execute("SELECT message_defer('{2}', '{3}', states => ARRAY[NULL::jsonb])")
+        assert one(leased, "SELECT state FROM message WHERE id = 2") == {"state": None}
 
     def test_heartbeat(self, leased: Query) -> None:
         query = "SELECT leased_until - clock_timestamp() > interval '1 hour' FROM message WHERE id = 1"
