@@ -83,6 +83,23 @@ def test_news_of_a_message_that_is_planned(twins: Twins) -> None:
     twins.drain(7)
 
 
+def test_what_is_planned_of_a_channel_is_put_off(session: Session, clock_that_stands: None) -> None:
+    """What stands behind that comes before it now; also where it came into the queue before it."""
+    twins = Twins(session)
+    for channel in "abcdef":
+        for number in range(20):
+            twins.put(channel, at=-number)
+    twins.serve(3)
+    twins.plan()
+    for channel, id_ in planned(session):
+        if channel == "a":
+            twins.edit(id_, dequeue_at=NOW + HOUR)
+    twins.serve(1)
+    assert fq.check(session) == []
+    twins.open()
+    twins.drain(7)
+
+
 def test_a_policy_is_taken_over_when_the_plan_has_been_taken_back(twins: Twins) -> None:
     """One that is committed in the middle of a turn is to be seen there before its signal is."""
     trigger = "ALTER TABLE fairqueue.channel {} TRIGGER USER"
