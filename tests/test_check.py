@@ -181,6 +181,7 @@ TAKEN = "messages taken from the plan"
     ("UPDATE fairqueue.plan SET channels = array_replace(channels, 'a', 'gone')", "gone", BEHIND),
     (ROTATION.format("planned = place"), "b", BEYOND),
     (ROTATION.format("lane_tag = lane_tag + 1000000"), "a", "a ready lane before the first one"),
+    (ROTATION.format("arrival_tag = 4000000000000000000"), None, "a start of arrivals beyond all lanes"),
     ("DELETE FROM fairqueue.plan", "a", MISSING),
     (f"DO $$ BEGIN DELETE FROM fairqueue.plan; {UNTOLD} END $$", "a", MISSING),
     ("UPDATE fairqueue.plan SET tags = array_fill(-1::bigint, ARRAY[cardinality(tags)])", "a", OVERTAKEN),
@@ -275,6 +276,15 @@ def test_whom_a_rotation_that_is_gone_owes(session: Session) -> None:
     sql(session, "SELECT fairqueue.queue_repair()")
     put_all(session, {"new": 30, "busy": 1})
     assert "busy" in take(session, 2)
+
+
+def test_who_comes_where_arrivals_had_a_start_beyond_all_lanes(session: Session) -> None:
+    put_all(session, {"a": 9, "b": 9})
+    assert len(take(session, 2)) == 2
+    sql(session, ROTATION.format("arrival_tag = 4000000000000000000"))
+    put(session, "new", 9)
+    sql(session, "SELECT fairqueue.queue_repair()")
+    assert "new" in take(session, 3)
 
 
 def test_each_queue_by_itself(session: Session) -> None:

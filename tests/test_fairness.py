@@ -175,6 +175,15 @@ def test_a_message_is_never_served_before_its_time(session: Session) -> None:
     assert take(session, 10) == []
 
 
+@pytest.mark.usefixtures("clock_that_stands")
+def test_channels_whose_messages_are_for_later_come_each_in_its_time(session: Session) -> None:
+    for number in range(4):
+        put(session, f"c{number}", dequeue_at=NOW + number)
+    for number in range(4):
+        move_clock(session, NOW + number)
+        assert take(session, 9) == [f"c{number}"]
+
+
 def test_a_message_that_is_for_later_doesn_t_hide_one_that_is_ready(session: Session) -> None:
     later = clock(session) + 86_400_000
     put(session, "a", 1, dequeue_at=later)
