@@ -7,9 +7,10 @@ import time
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, event, text
+from sqlalchemy import Engine, event, select, text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
+from sqlalchemy.util import await_only
 
 import fairqueue as fq
 from fairqueue.testing import Clock
@@ -174,6 +175,77 @@ def test_after_a_freeze(
         assert wait_for_endings(session, 2) == {"completed": 2}
     assert began == [("acme", 1), ("globex", 1)]
     assert len(sent) == 1
+
+
+def test_what_was_taken_meanwhile(
+    engine: Engine, session: Session, worker_of: WorkerOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker learns it from what precedes the dequeue, and not only from the next heartbeat."""
+    first, second = put(session, "acme", 2)
+    began: list[int] = []
+    go = threading.Event()
+    frozen = 0
+
+    def body(message: fq.LeasedMessage[Any], _: object) -> None:
+        began.append(message.id)
+        if message.id == first:
+            go.wait(30)
+
+    monkeypatch.setattr(running, "monotonic", lambda: time.monotonic() + frozen)
+    app = worker_of("plain", body, concurrency=1, prefetch=3, lease=3600, poll=RARELY)
+    with Clock(engine) as clock, app:
+        wait_until(lambda: began)
+        wait_until_it_waits(app)
+        frozen = 4000
+        clock.tick(frozen)
+        assert [message.id for message in lease_of(session, 2)] == [first, second]
+        (third,) = put(session, "globex")
+        wait_until(lambda: leased(session) == 3)
+        go.set()
+        assert wait_for_endings(session, 1) == {"completed": 1}
+    assert began == [first, third]
+
+
+def test_since_when(session: Session, worker_of: WorkerOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Since before the dequeue was sent, which may take long: the next one is preceded by a heartbeat."""
+    put(session, "acme")
+    passed = 0
+    go = threading.Event()
+
+    def take_long(_: Any, __: Any, statement: str, *___: Any) -> None:
+        nonlocal passed
+        if "message_dequeue(" in statement:
+            passed = 2000
+
+    monkeypatch.setattr(running, "monotonic", lambda: time.monotonic() + passed)
+    app = worker_of("plain", lambda *_: go.wait(30), concurrency=2, lease=3600, poll=RARELY)
+    event.listen(app.engine, "before_cursor_execute", take_long)
+    with statements(app.engine, "message_heartbeat") as sent, app:
+        wait_until(lambda: leased(session))
+        wait_until_it_waits(app)
+        put(session, "globex")
+        wait_until(lambda: leased(session) == 2)
+        go.set()
+    assert len(sent) == 1
+
+
+def test_one_that_is_just_being_completed(session: Session, worker_of: WorkerOf, caplog: Any) -> None:
+    """By the handler's own transaction: to a heartbeat it is neither extended nor lost."""
+    put(session, "acme")
+
+    def body(_: object, own: Session) -> None:
+        event.listen(own, "before_commit", lambda _: await_only(wait_for_heartbeats()))
+
+    async def wait_for_heartbeats() -> None:
+        sent.clear()
+        while len(sent) < 2:  # the first one has been answered  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+    app = worker_of("async session", body, lease=1)
+    with statements(app.engine, "message_heartbeat") as sent, app:
+        assert wait_for_endings(session, 1) == {"completed": 1}
+    assert session.scalars(select(fq.History.attempt)).all() == [1]
+    assert "is no longer ours" not in caplog.text
 
 
 def test_a_lost_message_is_cancelled_once(session: Session, engine_of: EngineOf) -> None:
