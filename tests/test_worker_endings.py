@@ -8,14 +8,16 @@ from typing import Any, NoReturn
 
 import asyncpg
 import pytest
-from anyio import to_thread
+from anyio import move_on_after, to_thread
 from psycopg.abc import Buffer
 from psycopg.adapt import Loader
 from sqlalchemy import event, select, text
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import async_sessionmaker
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
+from fairqueue.worker import running
 from fairqueue.worker.database import Database
 from fairqueue.worker.running import Run
 from fairqueue.worker.threads import Threads
@@ -93,6 +95,22 @@ class TestFailures:
         assert "can't look at the schema, trying again" in caplog.text
         assert f"{type(error).__name__}: {error}" in caplog.text
 
+    def test_a_connection_is_reset(self, session: Session, worker_of: WorkerOf) -> None:
+        """Which is no error of SQLAlchemy's, as asyncpg has it."""
+        put(session, "acme")
+        app = worker_of("plain", lambda *_: None)
+        resets: list[object] = []
+
+        def reset(_: Any, __: Any, statement: str, *___: Any) -> None:
+            if "message_dequeue(" in statement and not resets:
+                resets.append(statement)
+                raise ConnectionResetError("by the peer")
+
+        event.listen(app.engine, "before_cursor_execute", reset)
+        with app:
+            assert wait_for_endings(session, 1) == {"completed": 1}
+        assert resets
+
     @pytest.mark.parametrize("kind", LISTENING)
     def test_a_value_that_cannot_be_read(
         self, kind: str, session: Session, worker_of: WorkerOf, caplog: pytest.LogCaptureFixture
@@ -165,6 +183,59 @@ async def test_nothing_more_begins(session: Session, worker_of: WorkerOf, monkey
     go.set()
     await to_thread.run_sync(wait_for_its_threads)
     assert len(began) == 1
+
+
+async def test_a_handler_that_is_left(session: Session, engine_of: EngineOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does an async one go on, whose lease nobody extends any more."""
+    put(session, "acme")
+    begun = asyncio.Event()
+    ended: list[str] = []
+    app = fq.Worker(engine_of("async"))
+
+    @app.handler
+    async def work(_: fq.LeasedMessage[Any]) -> None:
+        begun.set()
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            ended.append("cancelled")
+
+    async def fail_once_it_is_busy(_: Run) -> None:
+        await begun.wait()
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Run, "idle", fail_once_it_is_busy)
+    with pytest.raises(ExceptionGroup):
+        await app.run_async()
+    await to_thread.run_sync(wait_until, lambda: ended)
+    await app.engine.dispose()  # type: ignore[misc]
+
+
+async def test_what_comes_too_late(session: Session, worker_of: WorkerOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor with what a dequeue brings that can't be cancelled any more, as it gives back its connection."""
+    put(session, "acme")
+    dequeued = asyncio.Event()
+    began: list[int] = []
+    dequeue = Run.dequeue
+
+    async def give_back(run: Run, limit: int) -> Any:
+        batch = await dequeue(run, limit)
+        if batch:
+            dequeued.set()
+            with move_on_after(1, shield=True):
+                await run.stopping.wait()
+        return batch
+
+    async def fail_meanwhile(_: Run) -> None:
+        await dequeued.wait()
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Run, "dequeue", give_back)
+    monkeypatch.setattr(Run, "beat", fail_meanwhile)
+    with pytest.raises(ExceptionGroup):
+        await worker_of("plain", lambda message, _: began.append(message.id)).run_async()
+    await to_thread.run_sync(wait_for_its_threads)
+    assert began == []
 
 
 class TestStarts:
@@ -248,6 +319,23 @@ def test_what_a_thread_finishes_at_the_last_moment(
     app = worker_of("plain", lambda *_: app.stop(), grace=2)
     assert asyncio.run(app.run_async()) == 0
     assert endings(session) == ["completed"]
+
+
+def test_what_cannot_be_reported(
+    session: Session, worker_of: WorkerOf, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It isn't finished: it will be done again, and who started the worker is told so."""
+    put(session, "acme")
+    monkeypatch.setattr(running, "_LAST_WORDS", 0.1)
+
+    def refuse(_: Any, __: Any, statement: str, *___: Any) -> None:
+        if "message_complete" in statement:
+            raise OperationalError(None, None, ConnectionError("gone"))
+
+    app = worker_of("plain", lambda *_: app.stop(), grace=0.1)
+    event.listen(app.engine, "before_cursor_execute", refuse)
+    assert asyncio.run(app.run_async()) == 1
+    assert "could be neither finished nor handed back: it comes back when its lease is over" in caplog.text
 
 
 def test_what_a_task_finishes_at_the_last_moment(session: Session, engine_of: EngineOf) -> None:

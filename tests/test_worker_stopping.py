@@ -22,6 +22,7 @@ from tests.fixtures.postgres import Postgres
 from tests.fixtures.workers import EngineOf, WorkerOf
 from tests.invariants import check_invariants
 from tests.working import (
+    RARELY,
     Process,
     act,
     add_effects,
@@ -206,6 +207,13 @@ class TestEmbedding:
         assert endings(session) == ["completed"]
         assert is_empty(session)
 
+    @pytest.mark.parametrize("notify", [False, True])
+    async def test_while_it_waits(self, notify: bool, session: Session, worker_of: WorkerOf) -> None:
+        """For something to do: it ends, and doesn't look once more before, however long that takes."""
+        app = worker_of("plain", lambda *_: None, notify=notify, poll=RARELY, grace=RARELY)
+        async with asyncio.timeout(30), app:
+            await anyio.to_thread.run_sync(wait_until, lambda: app._run is not None and app._run.waiting)
+
     @pytest.mark.parametrize("how", ["once", "twice", "by a scope"])
     async def test_cancelled(self, how: str, session: Session, engine_of: EngineOf) -> None:
         """It is a stop, and the second time one that doesn't wait: what was begun is finished, or else handed back."""
@@ -233,6 +241,8 @@ class TestEmbedding:
             if how == "twice":
                 task.cancel()
             else:
+                for _ in range(10):  # in each turn of the event loop a scope would cancel it again
+                    await asyncio.sleep(0)
                 go.set()
             await asyncio.wait([task])
         await app.engine.dispose()  # type: ignore[misc]
@@ -353,13 +363,14 @@ def test_nothing_stays_leased(kind: str, grace: float, session: Session, worker_
     for number in range(12):
         if at_worst := number % 2 == 0:
             event.listen(engine, "before_cursor_execute", stop_now)
-        enough = len(endings(session)) + dice.randrange(4)
+        before = len(endings(session))
         with app:
             if at_worst:
                 wait_until(lambda: app._run is None)
                 event.remove(engine, "before_cursor_execute", stop_now)
+                assert len(endings(session)) == before, "nothing of it is begun"
             else:
-                wait_for_endings(session, enough)
+                wait_for_endings(session, before + dice.randrange(4))
         assert leased(session) == 0
         if kind == "async":
             assert sorted(endings(session)) == ["completed"] * len(endings(session))
@@ -370,7 +381,7 @@ def test_nothing_stays_leased(kind: str, grace: float, session: Session, worker_
     check_invariants(session.connection())
 
 
-@pytest.mark.parametrize("kind", ["plain session", "async session"])
+@pytest.mark.parametrize("kind", ["plain session", "async session", "asyncpg session"])
 def test_a_server_that_hangs(
     kind: str, own_server: embedded.Server, worker_of: WorkerOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -384,20 +395,28 @@ def test_a_server_that_hangs(
     engine.dispose()
     app = worker_of(kind, lambda *_: None, engine={"url": url}, grace=0.2)
     stopped: list[int] = []
+
+    def go_on() -> None:
+        while stopped:
+            os.kill(stopped.pop(), signal.SIGCONT)
+
+    waits = threading.Timer(30, go_on)
     try:
         with app, statements(app.engine, "queue_unlisten") as taken_back:
             wait_until_it_waits(app)
             for pid in (own_server.pid, *children(own_server.pid)):
                 os.kill(pid, signal.SIGSTOP)
                 stopped.append(pid)
+            waits.start()
             run = app._run
             assert run is not None
             assert run.listener is not None
             run.threads.call_soon(run.listener.cease)
             wait_until(lambda: taken_back and not run.waiting)  # it looks
+        assert stopped, "it has waited for the server"
     finally:
-        for pid in stopped:
-            os.kill(pid, signal.SIGCONT)
+        waits.cancel()
+        go_on()
     # What was abandoned comes to its end with the server.
     wait_until(lambda: not [each for each in threading.enumerate() if each.name.startswith("fairqueue-")])
 
