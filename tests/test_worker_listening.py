@@ -1,5 +1,6 @@
 """The connection that a worker listens on: lost, dumb, made anew; and what is committed at the worst moment."""
 
+import asyncio
 import logging
 import threading
 import time
@@ -8,7 +9,8 @@ from typing import Any
 import anyio
 import psycopg
 import pytest
-from sqlalchemy import Engine, event
+from sqlalchemy import Engine, event, text
+from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.orm import Session
 
 from fairqueue.worker import listening
@@ -174,6 +176,61 @@ class TestTheConnection:
         gate.set()
         wait_until(lambda: made and made[0].closed)
         database.threads.close()
+
+    async def test_that_was_made_at_the_last_moment(self, engine_of: EngineOf, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Nor does one that is cancelled when the connection is there, and nobody has it yet."""
+        engine = engine_of("plain")
+        made: list[Any] = []
+        event.listen(engine, "connect", lambda connection, _: made.append(connection))
+        database = Database(engine, Threads())
+
+        async def run(function: Any) -> None:
+            function()
+            raise asyncio.CancelledError
+
+        monkeypatch.setattr(database.threads, "run", run)
+        with pytest.raises(asyncio.CancelledError):
+            async with connect(database):
+                pytest.fail("connected")
+        assert made[0].closed
+
+    @pytest.mark.parametrize("kind", LISTENING)
+    async def test_whose_it_is(
+        self, kind: str, session: Session, worker_of: WorkerOf, watching: psycopg.Connection
+    ) -> None:
+        """The worker's, not the pool's; and it is closed with the worker, though the event loop goes on."""
+        app = worker_of(kind, lambda *_: None, poll=RARELY)
+        engine: Any = getattr(app.engine, "sync_engine", app.engine)
+        made: list[Any] = []  # so that it isn't closed for being garbage
+        event.listen(engine, "connect", lambda connection, _: made.append(connection))
+
+        def listeners() -> int:
+            query = "SELECT FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ShareLock'"
+            return len(watching.execute(query + THIS_DATABASE).fetchall())
+
+        async with app:
+            await anyio.to_thread.run_sync(wait_until_it_waits, app)
+            assert listeners() == 1
+            await anyio.to_thread.run_sync(wait_until, lambda: engine.pool.checkedout() == 0)
+        await anyio.to_thread.run_sync(wait_until, lambda: listeners() == 0)
+        if kind != "plain":
+            await app.engine.dispose()  # type: ignore[misc]
+
+    @pytest.mark.parametrize("kind", LISTENING)
+    async def test_what_comes_with_an_answer(
+        self, kind: str, session: Session, engine_of: EngineOf, watching: psycopg.Connection
+    ) -> None:
+        """To a statement of the listener's own: a notification is heard all the same."""
+        database = Database(engine_of(kind), Threads())
+        with anyio.fail_after(30):
+            async with connect(database) as wire:
+                await wire.listen("news")
+                watching.execute("NOTIFY news")
+                assert await wire.execute(text("SELECT 1")) == 1
+                assert await wire.wait(anyio.Event()) == ["news"]
+        database.threads.close()
+        if isinstance(database.engine, AsyncEngine):
+            await database.engine.dispose()
 
     @pytest.mark.parametrize("kind", LISTENING)
     def test_lost(
