@@ -1,17 +1,18 @@
 """What the database says to what a worker has to say: whose fault it is, and what is reported all the same."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, make_url, select, text
-from sqlalchemy.exc import DataError, DBAPIError
+from sqlalchemy import Connection, Engine, create_engine, event, make_url, select, text
+from sqlalchemy.exc import DataError, DBAPIError, InterfaceError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
 
 import fairqueue as fq
 from fairqueue import schema
-from fairqueue.worker.database import Database, _lost
+from fairqueue.worker.database import Database, _lost, backoff
 from fairqueue.worker.threads import Threads
 from tests.acts import put, wait_until
 from tests.fixtures.databases import PREFIX
@@ -26,6 +27,9 @@ CIRCUMSTANCES = {
     "DO $$ BEGIN RAISE SQLSTATE '40001'; END $$": True,
     "DO $$ BEGIN RAISE SQLSTATE '57P03'; END $$": True,  # the server is starting up
     "DO $$ BEGIN RAISE SQLSTATE '53300'; END $$": True,  # there are too many connections
+    "DO $$ BEGIN RAISE SQLSTATE '08006'; END $$": True,  # the server has lost a connection of its own
+    "DO $$ BEGIN RAISE SQLSTATE '55P03'; END $$": True,  # somebody has the lock
+    "DO $$ BEGIN RAISE SQLSTATE '58030'; END $$": True,  # the disk fails
     "DO $$ BEGIN RAISE SQLSTATE '22023'; END $$": False,
     "DO $$ BEGIN RAISE SQLSTATE '54001'; END $$": False,  # it is too complex
     "SELECT no_such_column": False,
@@ -66,9 +70,17 @@ async def test_a_login_that_is_refused(
         await database.engine.dispose()
 
 
+def test_pauses() -> None:
+    """Longer from failure to failure, up to a limit, and spread, so that not all workers come back at once."""
+    for failures in (1, 3, 7, 2000):
+        longest = min(0.1 * 2 ** min(failures, 20), 10)
+        pauses = [backoff(failures) for _ in range(100)]
+        assert longest / 2 <= min(pauses) < max(pauses) <= longest
+
+
 @pytest.mark.parametrize("kind", ["plain", "asyncpg"])
 def test_a_decision_beyond_a_limit_of_the_server(kind: str, session: Session, worker_of: WorkerOf) -> None:
-    """It is refused for good: given up, so that the others are reported."""
+    """It is refused for good: given up, so that the others are reported, and it comes back when its lease is over."""
 
     class TooComplex(fq.Retry):
         def statement(self, leases: Any) -> Any:
@@ -84,6 +96,59 @@ def test_a_decision_beyond_a_limit_of_the_server(kind: str, session: Session, wo
         wait_until(lambda: sent)
         put(session, "acme", 3)
         assert wait_for_endings(session, 3) == {"completed": 3}
+        run = app._run
+        assert run is not None
+        wait_until(lambda: not run.jobs)  # nor is the lease extended
+
+
+def test_a_report_that_is_refused_at_first(session: Session, worker_of: WorkerOf) -> None:
+    """Twice, for whatever reason: it isn't given up so soon, as its message would be done again."""
+    put(session, "acme")
+    refused: list[object] = []
+
+    def refuse(_: Any, __: Any, statement: str, *___: Any) -> None:
+        if "message_complete" in statement and len(refused) < 2:
+            refused.append(statement)
+            raise DataError(None, None, ValueError("for now"))
+
+    app = worker_of("plain", lambda *_: None, lease=3600)
+    event.listen(app.engine, "before_cursor_execute", refuse)
+    with app:
+        assert wait_for_endings(session, 1) == {"completed": 1}
+
+
+def test_a_pool_that_is_used_up(session: Session, worker_of: WorkerOf, caplog: pytest.LogCaptureFixture) -> None:
+    """A report waits for a connection, however long that takes."""
+    put(session, "acme")
+    held: list[Connection] = []
+
+    def use_up(*_: object) -> None:
+        while not held:
+            with suppress(SQLAlchemyError):
+                held.append(engine.connect())
+
+    options = {"pool_size": 1, "max_overflow": 0, "pool_timeout": 0.01}
+    app = worker_of("plain", use_up, engine=options, concurrency=1, prefetch=0, lease=3600, notify=False)
+    engine: Any = app.engine
+    with app:
+        wait_until(lambda: caplog.text.count("can't report how messages ended, trying again") >= 5)
+        held[0].close()
+        assert wait_for_endings(session, 1) == {"completed": 1}
+
+
+async def test_a_connection_that_was_closed(engine_of: EngineOf) -> None:
+    """To asyncpg that is an InterfaceError."""
+    engine = engine_of("asyncpg")
+    database = Database(engine, Threads())
+
+    def close(session: Session) -> None:
+        session.connection().connection.driver_connection.terminate()  # type: ignore[union-attr]
+        session.execute(text("SELECT 1"))
+
+    with pytest.raises(InterfaceError) as caught:
+        await database.run(close)
+    assert _lost(caught.value)
+    await engine.dispose()
 
 
 @pytest.fixture
