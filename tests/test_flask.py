@@ -105,7 +105,7 @@ def test_what_is_attached(
 
 def test_another_schema(host: HostOf, empty_database_url: str) -> None:
     """create_all() installs into it, and requests and commands go to it, beside the translations that are there."""
-    options = {"execution_options": {"schema_translate_map": {"theirs": "public"}}}
+    options = {"execution_options": {"schema_translate_map": {"theirs": "public", "fairqueue": "elsewhere"}}}
     shop = host(empty_database_url, FAIRQUEUE_SCHEMA="My Q", SQLALCHEMY_ENGINE_OPTIONS=options)
     with shop.app.app_context():
         shop.db.create_all()
@@ -181,7 +181,9 @@ def test_without_flask_sqlalchemy(engine: Engine, database_url: str, session: Se
     put(session, "acme", 3)
     app = Flask(__name__)
     if kind == "of the extension":
-        FairQueue(engine=engine).init_app(app)
+        queue = FairQueue(engine=engine)
+        queue.init_app(app)
+        assert app.extensions["fairqueue"] is queue
     else:
         places: dict[str, Any] = {"engine": engine, "text": database_url, "URL": make_url(database_url)}
         FairQueue(app, places[kind])
@@ -248,6 +250,12 @@ def test_a_handler_in_an_application_context(host: HostOf, database_url: str, se
     assert len(seen) == 3
     assert sorted(session.scalars(select(shop.note.text))) == ["fails 2", "works 1"]
     assert not has_app_context()
+
+    @with_app_context(shop.app)
+    def called_by_name(message: object, db: Session) -> bool:
+        return shop.db.session() is db
+
+    assert called_by_name(message=None, db=session)
 
 
 def test_a_handler_without_a_session(host: HostOf, database_url: str, session: Session) -> None:

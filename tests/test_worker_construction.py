@@ -133,6 +133,10 @@ def test_sessions_that_do_not_fit(engine_of: EngineOf) -> None:
         fq.Worker(async_engine).handler(plain)
     fq.Worker(engine, async_session=async_sessionmaker(async_engine)).handler(asynchronous)
     fq.Worker(async_engine, session=sessionmaker(engine)).handler(plain)
+    app = fq.Worker(async_engine)
+    app.handler(asynchronous)
+    assert app.async_session is not None
+    assert not app.async_session().sync_session.expire_on_commit, "what is read afterwards can't be awaited"
 
 
 def test_a_pool_that_is_too_small(session: Session, engine_of: EngineOf, caplog: pytest.LogCaptureFixture) -> None:
