@@ -12,18 +12,18 @@ from anyio import move_on_after, to_thread
 from psycopg.abc import Buffer
 from psycopg.adapt import Loader
 from sqlalchemy import event, select, text
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import OperationalError, ProgrammingError
 from sqlalchemy.ext.asyncio import async_sessionmaker
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
-from fairqueue.worker import running
+from fairqueue.worker import database, running
 from fairqueue.worker.database import Database
 from fairqueue.worker.running import Run
 from fairqueue.worker.threads import Threads
 from tests.acts import put, wait_until
 from tests.fixtures.workers import EngineOf, WorkerOf
-from tests.working import LISTENING, endings, statements, wait_for_endings
+from tests.working import LISTENING, RARELY, endings, statements, wait_for_endings
 
 
 class Rude(BaseException):
@@ -162,6 +162,22 @@ class TestFailures:
             assert wait_for_endings(session, 1) == {"completed": 1}
 
 
+async def test_the_database_is_away(worker_of: WorkerOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stop waits neither for it nor for the end of a pause."""
+    monkeypatch.setattr(database, "backoff", lambda *_: RARELY)
+    app = worker_of("plain", lambda *_: None, notify=False, grace=RARELY)
+    refused = threading.Event()
+
+    def refuse(_: Any, __: Any, statement: str, *___: Any) -> None:
+        if "message_dequeue(" in statement:
+            refused.set()
+            raise OperationalError(None, None, ConnectionError("away"))
+
+    event.listen(app.engine, "before_cursor_execute", refuse)
+    async with asyncio.timeout(30), app:
+        assert await to_thread.run_sync(refused.wait, 30)
+
+
 async def test_nothing_more_begins(session: Session, worker_of: WorkerOf, monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread that is busy goes on by itself; but not with what stands by, whose leases nobody extends any more."""
     put(session, "acme", 4)
@@ -262,6 +278,24 @@ class TestStarts:
         app.stop()
         async with asyncio.timeout(10):
             assert await task == 0
+
+    def test_without_a_right(self, session: Session, worker_of: WorkerOf, caplog: pytest.LogCaptureFixture) -> None:
+        """Where nobody waits for the start any more, as the database was away: it goes on until it has been granted."""
+        put(session, "acme")
+        errors = [
+            OperationalError(None, None, ConnectionError("away")),
+            ProgrammingError(None, None, PermissionError("denied")),
+        ]
+
+        def refuse(_: Any, __: Any, statement: str, *___: Any) -> None:
+            if "default_transaction_isolation" in statement and errors:
+                raise errors.pop(0)
+
+        app = worker_of("plain", lambda *_: None)
+        event.listen(app.engine, "before_cursor_execute", refuse)
+        with app:
+            assert wait_for_endings(session, 1) == {"completed": 1}
+        assert "can't begin, and tries again: PermissionError: denied" in caplog.text
 
     async def test_a_second_block(self, session: Session, worker_of: WorkerOf) -> None:
         """It is refused, and the first one goes on, to its own end."""

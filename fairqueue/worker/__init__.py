@@ -254,10 +254,9 @@ class Worker:
     async def _look(self, run: Run) -> None:
         """Wait for the database; and for its schema and rights, if whoever started the worker waits no more."""
         failures = 0
-        while not run.stopping.is_set():
+        while True:
             try:
-                look = partial(run.database.insist, "look at the schema", run.database.look)
-                await look(patience=1, until=run.stopping, lost=run.begin)
+                await run.database.insist("look at the schema", run.database.look, patience=1, lost=run.begin)
                 check_isolation(self, run.handler)
                 return
             except (SchemaVersionError, SQLAlchemyError) as error:
@@ -265,8 +264,7 @@ class Worker:
                     raise
                 failures += 1
                 log.error("%s can't begin, and tries again: %s", self.name, in_a_line(error))
-                with anyio.move_on_after(backoff(failures)):
-                    await run.stopping.wait()
+                await anyio.sleep(backoff(failures))
 
     def stop(self) -> None:
         """Take on no more messages and end when those at hand are done; again: don't wait for them.
