@@ -101,6 +101,7 @@ class TestRaces:
                 with Session(engine) as other:
                     wait_for_endings(other, 2)
                     wait_until(lambda: inside().waiting and not inside().jobs and not inside().news._event.is_set())
+                    wait_until(lambda: inside().listener._wanted)  # again
                     if slow:
                         looks, until = len(sent), time.monotonic() + 1
                         wait_until(lambda: len(sent) > looks + 3 or time.monotonic() > until)
@@ -110,8 +111,7 @@ class TestRaces:
         event.listen(app.engine, "after_cursor_execute", enqueue_meanwhile)
         with app, statements(app.engine, "message_dequeue") as sent:
             wait_until_it_waits(app)
-            if slow:
-                monkeypatch.setattr(listening, "PROBE_TIMEOUT", 0.01)
+            monkeypatch.setattr(listening, "PROBE_TIMEOUT", 0.01 if slow else RARELY)
             armed.set()
             put(session, "acme")
             wait_for_endings(session, 3)
@@ -291,6 +291,23 @@ class TestTheConnection:
             put(session, "acme")
             wait_for_endings(session, 1)
         assert "do not arrive, so queue" not in caplog.text
+
+    @pytest.mark.parametrize("kind", LISTENING)
+    def test_a_probe_while_it_asks(
+        self, kind: str, session: Session, worker_of: WorkerOf, probes: Probes, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """It waits for the answer to that, which would else be taken for one to something else."""
+        session.execute(text("ALTER FUNCTION fairqueue.queue_listen RENAME TO listen_at_once"))
+        slow = "SELECT pg_sleep(0.5); SELECT fairqueue.listen_at_once(queue)"
+        slow = f"CREATE FUNCTION fairqueue.queue_listen(queue text) RETURNS text LANGUAGE sql AS '{slow}'"
+        session.execute(text(slow))
+        session.commit()
+        app = worker_of(kind, lambda *_: None, poll=RARELY)
+        with app:
+            wait_until_it_waits(app)
+            put(session, "acme")
+            wait_for_endings(session, 1)
+        assert "lost the connection" not in caplog.text
 
     def test_a_probe_without_an_answer(
         self, worker_of: WorkerOf, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
