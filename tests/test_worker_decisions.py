@@ -5,6 +5,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from sqlalchemy import select, text
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
+from fairqueue.worker import Handler
 from tests.acts import put, wait_until
 from tests.fixtures.workers import EngineOf, WorkerOf
 from tests.working import WITH_SESSION, act, add_effects, effects, is_empty, wait_for_endings
@@ -145,6 +147,20 @@ def test_errors(kind: str, error: str, session: Session, worker_of: WorkerOf, ca
         assert effects(session) == []
         (good,) = put(session, "acme")
         wait_until(lambda: good in completed(session))
+
+
+def test_an_error_that_is_not_to_be_told() -> None:
+    """A decision that is raised ``from None`` has no reason."""
+
+    def work(_: object) -> None:
+        try:
+            raise KeyError("a secret")
+        except KeyError:
+            raise fq.Retry from None
+
+    handled = Handler(work).run(SimpleNamespace(reader=None), None)  # type: ignore[arg-type]
+    assert isinstance(handled.decision, fq.Retry)
+    assert handled.decision.reason == ""
 
 
 @pytest.mark.parametrize("kind", ["plain", "async", "async session"])

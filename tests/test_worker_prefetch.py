@@ -56,6 +56,12 @@ def test_slots_and_leases(session: Session, worker_of: WorkerOf) -> None:
     assert running["most"] == 2
 
 
+def test_more_places_than_a_dequeue_fills(session: Session, worker_of: WorkerOf) -> None:
+    put(session, "acme", 3)
+    with worker_of("plain", lambda *_: None, concurrency=10_000, prefetch=10_000):
+        assert wait_for_endings(session, 3) == {"completed": 3}
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_contexts(kind: str, session: Session, worker_of: WorkerOf) -> None:
     """What a handler sets for its own context is not there in the next one, though it has the same thread."""
