@@ -369,8 +369,9 @@ class TestSessions:
             fq.enqueue_unique(session, "acme", 2, key="k")
             fq.enqueue_many(session, [{"channel": "acme", "payload": 3}])
             fq.enqueue_copy(session, [{"channel": "acme", "payload": 4}])
+            fq.enqueue_many(session, [{"channel": "acme", "payload": 5, "key": "l"}])
             found = session.scalars(fq.dequeue(limit=9), bind_arguments={"mapper": fq.Message}).all()
-            assert [message.payload for message in found] == [1, 2, 3, 4]
+            assert [message.payload for message in found] == [1, 2, 3, 4, 5]
 
     def test_another_schema(self, engine: Engine) -> None:
         """COPY, which SQLAlchemy doesn't write, goes where the other statements go."""

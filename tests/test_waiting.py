@@ -84,7 +84,14 @@ class TestEndings:
     async def test_asynchronous(self, async_engine: AsyncEngine, session: Session, clock: Time) -> None:
         ids = put(session, "acme", 2)
         lease_of(session, 2)
-        clock.meanwhile = lambda: end(session, "completed") if len(clock.pauses) == 3 else None
+        pool: Any = async_engine.pool
+
+        def meanwhile() -> None:
+            assert pool.checkedout() == 0, "the connection is for others in between"
+            if len(clock.pauses) == 3:
+                end(session, "completed")
+
+        clock.meanwhile = meanwhile
         endings = await fq.wait_for(async_engine, ids, timeout=60)
         assert [(ending.id, ending.outcome) for ending in endings] == [(id_, "completed") for id_ in ids]
         with pytest.raises(fq.WaitTimeout):
