@@ -2846,8 +2846,8 @@ RETURN (0.5 + random() / 2) * least(coalesce(max_backoff, 3600),
 -- The part of a rotation's key that grows: 64 turns have the same.
 --
 -- Called by scheduler_serve, the functions that this serves by, and queue_repair, which write turn, and by queue_check,
--- into whose statements it is expanded; takes no lock. The more turns have the same, the fewer entries the index has; but under an
--- old snapshot so many dead versions may have to be looked through.
+-- into whose statements it is expanded; takes no lock. The more turns have the same, the fewer entries the index has;
+-- but under an old snapshot so many dead versions may have to be looked through.
 CREATE FUNCTION rotation_era(turn bigint) RETURNS bigint
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN turn / 64;
@@ -4222,8 +4222,6 @@ SET search_path FROM CURRENT
 AS $$
 #variable_conflict use_column
 DECLARE
-    v_bound_tag CONSTANT bigint := $3;
-    v_bound_since CONSTANT bigint := $4;
     v_clock CONSTANT timestamptz := $5;
     v_until CONSTANT timestamptz := $6;
     v_worker CONSTANT text := $7;
@@ -4241,7 +4239,7 @@ BEGIN
                     AS room
             FROM lane l
             WHERE l.queue = r.queue AND l.due = 0 AND (l.tag, l.since) > (r.vtime, r.vsince)
-                AND (l.tag, l.since) < (v_bound_tag, v_bound_since)
+                AND (l.tag, l.since) < (bound_tag, bound_since)
             ORDER BY l.tag, l.since
             LIMIT want) c
         LEFT JOIN LATERAL (

@@ -15,8 +15,6 @@ SET search_path FROM CURRENT
 AS $$
 #variable_conflict use_column
 DECLARE
-    v_bound_tag CONSTANT bigint := $3;
-    v_bound_since CONSTANT bigint := $4;
     v_clock CONSTANT timestamptz := $5;
     v_until CONSTANT timestamptz := $6;
     v_worker CONSTANT text := $7;
@@ -34,7 +32,7 @@ BEGIN
                     AS room
             FROM lane l
             WHERE l.queue = r.queue AND l.due = 0 AND (l.tag, l.since) > (r.vtime, r.vsince)
-                AND (l.tag, l.since) < (v_bound_tag, v_bound_since)
+                AND (l.tag, l.since) < (bound_tag, bound_since)
             ORDER BY l.tag, l.since
             LIMIT want) c
         LEFT JOIN LATERAL (
