@@ -3,7 +3,6 @@
 import asyncio
 import os
 import socket
-import threading
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -19,7 +18,7 @@ from fairqueue.worker import Handler
 from fairqueue.worker.sessions import check_pool
 from tests.acts import put, wait_until
 from tests.fixtures.workers import EngineOf, WorkerOf
-from tests.working import is_empty
+from tests.working import is_empty, threads_of_workers
 
 
 @pytest.mark.parametrize(
@@ -209,4 +208,4 @@ def test_a_schema_that_is_not_there(empty_database_url: str, worker_of: WorkerOf
 
     with pytest.raises(fq.SchemaVersionError, match="has no fairqueue"):
         asyncio.run(embed())
-    wait_until(lambda: not [each for each in threading.enumerate() if each.name.startswith("fairqueue-")])
+    wait_until(lambda: threads_of_workers() == 0)

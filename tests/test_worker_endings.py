@@ -23,7 +23,7 @@ from fairqueue.worker.running import Run
 from fairqueue.worker.threads import Threads
 from tests.acts import put, wait_until
 from tests.fixtures.workers import EngineOf, WorkerOf
-from tests.working import LISTENING, RARELY, endings, statements, wait_for_endings
+from tests.working import LISTENING, RARELY, endings, statements, threads_of_workers, wait_for_endings
 
 
 class Rude(BaseException):
@@ -35,7 +35,7 @@ async def fail(_: Run, *__: object) -> NoReturn:
 
 
 def wait_for_its_threads() -> None:
-    wait_until(lambda: not [each for each in threading.enumerate() if each.name.startswith("fairqueue-")])
+    wait_until(lambda: threads_of_workers() == 0)
 
 
 class TestFailures:

@@ -31,6 +31,7 @@ from tests.working import (
     is_empty,
     leased,
     statements,
+    threads_of_workers,
     wait_for_endings,
     wait_until_it_waits,
 )
@@ -418,7 +419,7 @@ def test_a_server_that_hangs(
         waits.cancel()
         go_on()
     # What was abandoned comes to its end with the server.
-    wait_until(lambda: not [each for each in threading.enumerate() if each.name.startswith("fairqueue-")])
+    wait_until(lambda: threads_of_workers() == 0)
 
 
 def children(pid: int) -> list[int]:

@@ -10,10 +10,7 @@ import pytest
 
 from fairqueue.worker.threads import Threads
 from tests.acts import wait_until
-
-
-def alive() -> int:
-    return len([each for each in threading.enumerate() if each.name.startswith("fairqueue-")])
+from tests.working import threads_of_workers
 
 
 @pytest.fixture
@@ -21,18 +18,18 @@ async def threads() -> AsyncIterator[Threads]:
     threads = Threads()
     yield threads
     threads.close()
-    wait_until(lambda: alive() == 0)
+    wait_until(lambda: threads_of_workers() == 0)
 
 
 async def test_they_are_used_again(threads: Threads) -> None:
     """One by one all calls go to the same, and several at a time to as many."""
     for number in range(20):
         assert await threads.run(lambda number=number: number) == number  # type: ignore[misc]
-    assert alive() == 1
+    assert threads_of_workers() == 1
     barrier = threading.Barrier(3, timeout=30)
     for _ in range(5):
         await asyncio.gather(*(threads.run(barrier.wait) for _ in range(3)))
-    assert alive() == 3
+    assert threads_of_workers() == 3
 
 
 async def test_they_keep_nothing(threads: Threads) -> None:
@@ -62,4 +59,4 @@ async def test_what_is_raised(threads: Threads, error: type[BaseException]) -> N
         with pytest.raises(error, match="mine"):
             await threads.run(fail)
     assert await threads.run(lambda: 1) == 1
-    assert alive() == 1
+    assert threads_of_workers() == 1

@@ -186,3 +186,8 @@ def statements(engine: Any, containing: str) -> Iterator[list[str]]:
         yield sent
     finally:
         event.remove(engine, "before_cursor_execute", note)
+
+
+def threads_of_workers() -> int:
+    """How many are alive in this process, of whichever worker."""
+    return len([each for each in threading.enumerate() if each.name.startswith("fairqueue-")])
