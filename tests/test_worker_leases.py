@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, event, select, text
 from sqlalchemy.exc import OperationalError
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session
 from sqlalchemy.util import await_only
 
@@ -140,6 +141,35 @@ def test_one_that_is_lost(  # noqa: PLR0917
         wait_until(lambda: "completed" in endings(session))
     assert "is no longer ours" in caplog.text
     assert effects(session) == []
+
+
+def test_what_has_committed_is_not_given_up(
+    session: Session, engine_of: EngineOf, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A heartbeat that comes while the session closes finds no message any more, as it is done."""
+    put(session, "acme")
+    closed: list[str] = []
+    asynchronous = engine_of("async session")
+
+    class Slow(AsyncSession):
+        async def close(self) -> None:
+            try:
+                with statements(asynchronous, "message_heartbeat") as sent:
+                    await asyncio.to_thread(wait_until, lambda: len(sent) >= 3)
+            finally:
+                await super().close()
+                closed.append("closed")
+
+    app = fq.Worker(asynchronous, lease=1, async_session=async_sessionmaker(asynchronous, class_=Slow))
+
+    @app.handler
+    async def handle(_: fq.LeasedMessage[Any], own: AsyncSession) -> None:
+        await own.execute(text("SELECT"))
+
+    with app:
+        assert wait_for_endings(session, 1) == {"completed": 1}
+        wait_until(lambda: closed)
+    assert caplog.text == ""
 
 
 @pytest.mark.parametrize("done", [False, True], ids=["in work", "done, not reported"])

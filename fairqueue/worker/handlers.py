@@ -84,8 +84,16 @@ class Handler:
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is the message's
             return self.judge(error)
 
-    async def run_async(self, message: LeasedMessage[Any], sessions: Callable[[], AsyncSession] | None) -> Handled:
-        """Call an async handler; raises nothing but its cancellation, or a Ctrl-C."""
+    async def run_async(
+        self,
+        message: LeasedMessage[Any],
+        sessions: Callable[[], AsyncSession] | None,
+        returned: Callable[[], object] = lambda: None,
+    ) -> Handled:
+        """Call an async handler; raises nothing but its cancellation, or a Ctrl-C.
+
+        :param returned: called when the function has returned, before its session commits.
+        """
         try:
             _read(message)
             if not self.takes_session:
@@ -94,6 +102,7 @@ class Handler:
             async with sessions() as session:
                 with self.watching(session.sync_session):
                     decision = _decision(await self.function(message, session))
+                returned()
                 return await session.run_sync(settle, message, decision)
         except asyncio.CancelledError:
             raise

@@ -27,8 +27,13 @@ class Job:
         self.task: asyncio.Task[Handled] | None = None
         #: What becomes of it is known; maybe not yet to the database.
         self.decided = False
+        #: The handler has returned, and its session commits what it wrote: whether that is in time shows there.
+        self.settling = False
         #: It is we who cancelled the task.
         self.given_up = False
+
+    def settle(self) -> None:
+        self.settling = True
 
     def give_up(self) -> None:
         if self.task is not None:

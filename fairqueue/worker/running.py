@@ -274,7 +274,7 @@ class Run:
 
     async def handle(self, job: Job) -> None:
         # A task of its own: it is cancelled by itself, and once.
-        job.task = asyncio.create_task(self.handler.run_async(job.message, self.worker.async_session))
+        job.task = asyncio.create_task(self.handler.run_async(job.message, self.worker.async_session, job.settle))
         try:
             await asyncio.wait([job.task])
         finally:
@@ -366,8 +366,9 @@ class Run:
             try:
                 self.standby.remove(job)
             except ValueError:
-                # Once: it may take its time to clean up, which another one would cut short.
-                if job.task is not None and not job.task.done() and not job.given_up:
+                # Once: it may take its time to clean up, which another one would cut short. And not one that commits:
+                # the message is gone because it is done, or the commit will find that it was too late.
+                if job.task is not None and not (job.task.done() or job.given_up or job.settling):
                     log.warning("%s is no longer ours (%s): cancelled", job, result)
                     job.give_up()
             else:
