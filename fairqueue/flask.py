@@ -35,7 +35,8 @@ Without Flask-SQLAlchemy, give an engine: ``queue.init_app(app, engine)``. Its m
 is given, it is for the commands alone.
 
 =================== ==================================================================================================
-FAIRQUEUE_SCHEMA    the schema of the queue; unless set, the one that ``db.metadata`` has attached, else "fairqueue"
+FAIRQUEUE_SCHEMA    the schema of the queue; unless set, the one that ``db.metadata`` has attached, else that of the
+                    engine (:func:`fairqueue.in_schema`), else "fairqueue"
 FAIRQUEUE_MANAGE    False: another application's migrations install it; unless set, as attached, else True
 =================== ==================================================================================================
 
@@ -63,7 +64,7 @@ from .cli import Target, commands
 from .errors import InvalidValue, translate_errors
 from .installation import attach, installations
 from .models.base import in_schema
-from .schema import DEFAULT_SCHEMA, check_schema_name
+from .schema import DEFAULT_SCHEMA, check_schema_name, schema_of
 
 __all__ = ["FairQueue", "with_app_context"]
 
@@ -104,7 +105,8 @@ class FairQueue:
                 f"engine must be an Engine or a URL, not {engine!r}: give one, or call db.init_app(app) before"
             )
         known = {} if db is None else installations(db.metadata)
-        schema = app.config.setdefault("FAIRQUEUE_SCHEMA", next(iter(known), DEFAULT_SCHEMA))
+        its_own = schema_of(engine.get_execution_options()) if isinstance(engine, Engine) else DEFAULT_SCHEMA
+        schema = app.config.setdefault("FAIRQUEUE_SCHEMA", next(iter(known), its_own))
         check_schema_name(schema)
         manage = check_flag("FAIRQUEUE_MANAGE", app.config.setdefault("FAIRQUEUE_MANAGE", known.get(schema, True)))
         if db is not None:
@@ -183,8 +185,9 @@ def _commands(place: Engine | str, schema: str) -> Group:
 
 def _go_to(engine: Engine, schema: str) -> None:
     """Let the queue's statements on this engine go to ``schema``."""
-    if schema == DEFAULT_SCHEMA:
+    options = engine.get_execution_options()
+    if schema == schema_of(options):
         return
-    others = engine.get_execution_options().get("schema_translate_map") or {}
+    others = options.get("schema_translate_map") or {}
     ours = in_schema(schema)["schema_translate_map"]
     engine.update_execution_options(schema_translate_map={**others, **ours})

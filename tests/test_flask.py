@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from flask import Flask, current_app, has_app_context
 from flask_sqlalchemy import SQLAlchemy
-from sqlalchemy import Engine, MetaData, make_url, select, text
+from sqlalchemy import Engine, MetaData, create_engine, make_url, select, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import fairqueue as fq
@@ -114,6 +114,27 @@ def test_another_schema(host: HostOf, empty_database_url: str) -> None:
         translated = shop.db.engine.get_execution_options()["schema_translate_map"]
         assert translated == {"theirs": "public", "fairqueue": "My Q"}
     done = shop.app.test_cli_runner().invoke(args=["fairqueue", "status"])
+    assert done.exit_code == 0, done.output
+    assert "acme" in done.output
+
+
+@pytest.mark.parametrize("named", [None, "fairqueue"], ids=["unless it is named", "where it is named"])
+def test_the_schema_of_the_engine(engine: Engine, session: Session, database_url: str, named: str | None) -> None:
+    """Requests and commands go to the same one: that of the engine, unless the configuration names another."""
+    its_own = create_engine(database_url, execution_options=fq.in_schema("elsewhere"))
+    with its_own.begin() as connection:
+        fq.schema.install(connection)
+    app = Flask(__name__)
+    if named is not None:
+        app.config["FAIRQUEUE_SCHEMA"] = named
+    FairQueue(app, its_own)
+    with Session(its_own) as request:
+        fq.enqueue(request, "acme")
+        request.commit()
+    there = {schema: count(session, f"{schema}.message") for schema in ("elsewhere", "fairqueue")}
+    assert there == {"elsewhere": named is None, "fairqueue": named is not None}
+    done = app.test_cli_runner().invoke(args=["fairqueue", "status"])
+    its_own.dispose()
     assert done.exit_code == 0, done.output
     assert "acme" in done.output
 
