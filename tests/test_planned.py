@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import psycopg
 import pytest
@@ -9,7 +10,7 @@ from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
-from tests.acts import lease_of, move_clock, one_by_one, plan_ahead, put, sql, truncate
+from tests.acts import EPOCH, lease_of, move_clock, one_by_one, plan_ahead, put, sql, truncate
 from tests.fixtures.connections import Raw
 from tests.invariants import check_invariants
 from tests.limiting import NOW, leases, limit
@@ -40,6 +41,31 @@ def test_what_comes_for_a_channel_that_has_no_more_than_what_is_planned(
     assert session.execute(lanes).all() == [(*row[:3], 0) for row in stood]
     session.commit()
     twins.drain(limit, 18)
+
+
+@pytest.mark.parametrize("row", [False, True], ids=["without a row", "with a row"])
+def test_a_pause_of_the_queue_leaves_plan_and_lanes_alone(twins: Twins, row: bool) -> None:
+    """It holds, and ends, at once, however many channels there are."""
+    if row:
+        sql(twins.session, "SELECT fairqueue.queue_set('default', history_days => 7)")
+    lanes = text("SELECT l.ctid::text, l.xmin::text FROM fairqueue.lane l ORDER BY l.ctid")
+    before, stood = planned(twins.session), twins.session.execute(lanes).all()
+    twins.session.commit()
+    for until, served in ((BLOCKED, 0), (twins.now + HOUR, 0), (None, 5)):
+        at = None if until in (None, BLOCKED) else EPOCH + timedelta(milliseconds=until)
+        pause = "SELECT fairqueue.queue_set('default', paused => :on, resume_at => :at)"
+        sql(twins.session, pause, on=until is not None, at=at)
+        twins.reference.paused_until = until
+        assert len(twins.serve(5)) == served
+        assert planned(twins.session) == before[served:]
+        assert twins.session.execute(lanes).all() == stood
+        assert fq.check(twins.session) == []
+        twins.session.commit()
+    sql(twins.session, "DELETE FROM fairqueue.queue")
+    assert twins.session.scalars(text("SELECT queue FROM fairqueue.signal")).all() == []
+    twins.session.commit()
+    twins.open()
+    twins.drain(7)
 
 
 def test_news_before_and_behind_what_is_planned(twins: Twins) -> None:

@@ -118,7 +118,6 @@ def a_channel_that_was_served_by_plan_gets_a_rate(twins: Twins) -> None:
 def the_queue_is_paused(twins: Twins, until: int | None = BLOCKED) -> None:
     sql(twins.session, "SELECT fairqueue.queue_set('default', paused => :on)", on=until is not None)
     twins.reference.paused_until = until
-    twins.reference.changed = True
 
 
 def the_queue_is_paused_and_resumed(twins: Twins) -> None:

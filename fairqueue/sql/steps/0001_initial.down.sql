@@ -8,9 +8,9 @@ BEGIN
     END LOOP;
 END
 $$;
--- They take or return a row of rotation, or the type.
+-- They take or return a row of rotation or queue, or the type.
 DROP FUNCTION message_dequeue, scheduler_serve, scheduler_serve_heads, scheduler_serve_plan, scheduler_serve_shares;
-DROP FUNCTION scheduler_settle;
+DROP FUNCTION scheduler_settle, signal_policy;
 DROP TYPE leased_message;
 DROP TABLE channel, dead_message, dropped, feed, history, lane, load, message, plan, queue, rotation, signal, stage,
     taken;

@@ -521,6 +521,7 @@ CREATE TABLE rotation (
 --   message_id and counted      ended, or will: message_id was held by somebody else when leases were counted
 --   message_id                  its lease ends before the scheduler would look: a user has set leased_until
 --   none of these               the policy of the channel changed; without a channel, that of the queue
+--   dequeue_at, no channel      only the pause of the queue changed: none of its lanes is to be looked at for it
 --
 -- Written by the triggers, append-only, in the writer's own transaction, so that enqueueing waits for nobody.
 -- Dequeues fold signals into lanes and delete them (scheduler_fold). The transaction id, not the order of arrival,
@@ -2681,7 +2682,7 @@ REVOKE EXECUTE ON FUNCTION queue_listen FROM PUBLIC;
 -- Wakes the workers that wait for work in a queue, when the caller's transaction commits. While nobody waits it does
 -- nothing, and is true.
 --
--- Called by the triggers that signal work: message_arrive, signal_moved, signal_channel, signal_queue,
+-- Called by the triggers that signal work: message_arrive, signal_moved, signal_channel, signal_policy,
 -- signal_truncated.
 -- Locks: for a moment the advisory lock that waiting workers share; it is only tried. If they have it, the commit takes
 -- PostgreSQL's lock for notifications, which others that notify in this database wait for.
@@ -3113,14 +3114,14 @@ $$;
 --
 -- Returns the new horizon, the number of activations so far, the earliest time at which a lane that now waits is due,
 -- whether one has a limit whose leases nobody counted (scheduler_activate), how many leases that the queue counted have
--- ended, whether the policy of the queue changed, whether signals may be left, of how many channels those that it folded
--- told, the message that the last of the folded transactions began with: about the first of those that what is left tells
--- of; and the earliest end of those leases that users have set.
+-- ended, whether the policy of the queue changed, whether its pause did, whether signals may be left, of how many channels
+-- those that it folded told, the message that the last of the folded transactions began with: about the first of those
+-- that what is left tells of; and the earliest end of those leases that users have set.
 CREATE FUNCTION scheduler_fold(
     queue text, is_urgent boolean, turn bigint, vtime bigint, now_ms bigint, max_signals integer, counted_from bigint,
     INOUT horizon xid8, INOUT open xid8[], INOUT activations bigint,
-    OUT due_floor bigint, OUT uncounted boolean, OUT ended integer, OUT queue_changed boolean, OUT more boolean,
-    OUT told integer, OUT first_id bigint, OUT lease_floor timestamptz
+    OUT due_floor bigint, OUT uncounted boolean, OUT ended integer, OUT queue_changed boolean,
+    OUT pause_changed boolean, OUT more boolean, OUT told integer, OUT first_id bigint, OUT lease_floor timestamptz
 )
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -3208,7 +3209,9 @@ BEGIN
         SELECT count(*) FILTER (WHERE NOT b.is_late) AS folded, count(*) FILTER (WHERE b.is_late) AS late,
             (array_agg(b.xid ORDER BY b.xid DESC))[1] AS last,
             count(*) FILTER (WHERE b.is_end AND b.counted >= v_counted_from) AS ended,
-            coalesce(bool_or(b.channel IS NULL AND b.message_id IS NULL), false) AS queue_changed,
+            coalesce(bool_or(b.channel IS NULL AND b.message_id IS NULL AND b.dequeue_at IS NULL), false)
+                AS queue_changed,
+            coalesce(bool_or(b.channel IS NULL AND b.dequeue_at IS NOT NULL), false) AS pause_changed,
             array_agg(b.message_id) FILTER (WHERE b.channel IS NULL AND b.message_id IS NOT NULL) AS leases,
             -- Of those that began before and enqueued late there may be many, but hardly ever is one of them the last.
             coalesce((array_agg(b.message_id ORDER BY b.xid DESC, b.message_id) FILTER (WHERE NOT b.is_late))[1],
@@ -3216,9 +3219,9 @@ BEGIN
             (SELECT count(*) FROM again) AS doubtful
         FROM batch b
     )
-    SELECT pg_current_snapshot(), c.folded, c.late, c.last, c.ended, c.queue_changed, c.doubtful,
+    SELECT pg_current_snapshot(), c.folded, c.late, c.last, c.ended, c.queue_changed, c.pause_changed, c.doubtful,
         c.first_id, c.leases, l.channels, l.ats, l.ids, l.ended, l.changed
-    INTO v_snapshot, v_folded, v_late, v_last, ended, queue_changed, v_doubtful, first_id, v_leases,
+    INTO v_snapshot, v_folded, v_late, v_last, ended, queue_changed, pause_changed, v_doubtful, first_id, v_leases,
         v_channels, v_ats, v_ids, v_ended, v_changed
     FROM counts c, news_lists l;
 
@@ -3908,6 +3911,7 @@ DECLARE
     v_rounds integer := 0;
     v_has_urgent boolean;
     v_has_news boolean;
+    v_has_pause boolean;
     v_told integer;
     v_first_id bigint;
     v_rebuild boolean := false;
@@ -4004,13 +4008,17 @@ BEGIN
         END IF;
         IF v_has_urgent THEN
             SELECT f.horizon, f.open, f.activations, least(f.due_floor, r.due_floor), greatest(r.running - f.ended, 0),
-                v_rebuild OR f.queue_changed, v_uncounted OR f.uncounted, f.more, least(f.lease_floor, r.lease_floor)
+                v_rebuild OR f.queue_changed, f.pause_changed, v_uncounted OR f.uncounted, f.more,
+                least(f.lease_floor, r.lease_floor)
             INTO r.urgent_from, r.urgent_open, r.activations, r.due_floor, r.running,
-                v_rebuild, v_uncounted, v_has_urgent, r.lease_floor
+                v_rebuild, v_has_pause, v_uncounted, v_has_urgent, r.lease_floor
             FROM scheduler_fold(v_queue, true, r.turn, r.vtime, v_now, 20000,
                 CASE WHEN r.max_concurrency IS NOT NULL THEN r.counted_from END, r.urgent_from,
                 r.urgent_open, r.activations) f;
             v_written := false;
+            IF v_has_pause THEN
+                r.paused_until := (SELECT paused_until(q.paused, q.resume_at) FROM queue q WHERE q.name = v_queue);
+            END IF;
             IF r.lease_floor <= v_clock AND NOT v_reclaim THEN
                 -- A user has ended a lease.
                 v_reclaim := true;
@@ -5139,7 +5147,36 @@ $$;
 
 REVOKE EXECUTE ON FUNCTION signal_moved FROM PUBLIC;
 
--- Trigger function of queue_changed: tells the scheduler to read the policy of a queue again.
+-- Tells the scheduler that the policy of a queue changed, from what it was to what it is: rows of queue, or null for none.
+--
+-- Called by signal_queue. What is as it was costs nothing: it neither takes back a plan nor looks at all channels. Nor
+-- does a pause, which is to hold, and to end, at once, however many channels there are: it has a signal of its own.
+-- Locks: none that anybody waits for, but for notifications (queue_notify); it appends rows.
+CREATE FUNCTION signal_policy(name text, before queue, after queue) RETURNS void
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+DECLARE
+    v_was_paused_until CONSTANT bigint := paused_until(before.paused, before.resume_at);
+    v_paused_until CONSTANT bigint := paused_until(after.paused, after.resume_at);
+BEGIN
+    -- A queue without a row has the defaults of one.
+    IF ROW(before.max_concurrency, coalesce(before.channel_weight, 1), before.channel_max_concurrency,
+            coalesce(before.channel_release_interval_ms, 0), coalesce(before.channel_burst, 1))
+        IS DISTINCT FROM ROW(after.max_concurrency, coalesce(after.channel_weight, 1), after.channel_max_concurrency,
+            coalesce(after.channel_release_interval_ms, 0), coalesce(after.channel_burst, 1))
+    THEN
+        INSERT INTO signal (queue, urgent) VALUES (name, true);
+    ELSIF v_was_paused_until IS DISTINCT FROM v_paused_until THEN
+        INSERT INTO signal (queue, dequeue_at, urgent) VALUES (name, coalesce(v_paused_until, 0), true);
+    ELSE
+        RETURN;
+    END IF;
+    PERFORM queue_notify(name);
+END
+$$;
+
+-- Trigger function of queue_changed: tells the scheduler to read the policy of a queue again (signal_policy).
 --
 -- Locks: none that anybody waits for, but for notifications (queue_notify); it appends rows.
 CREATE FUNCTION signal_queue() RETURNS trigger
@@ -5147,22 +5184,16 @@ LANGUAGE plpgsql SECURITY DEFINER
 SET search_path FROM CURRENT
 AS $$
 BEGIN
-    -- What is written again as it was costs nothing: it neither takes back a plan nor looks at all channels.
-    IF TG_OP = 'UPDATE' AND ROW(OLD.name, OLD.max_concurrency, OLD.paused, OLD.resume_at, OLD.channel_weight,
-            OLD.channel_max_concurrency, OLD.channel_release_interval_ms, OLD.channel_burst)
-        IS NOT DISTINCT FROM ROW(NEW.name, NEW.max_concurrency, NEW.paused, NEW.resume_at, NEW.channel_weight,
-            NEW.channel_max_concurrency, NEW.channel_release_interval_ms, NEW.channel_burst)
-    THEN
+    IF OLD.name = NEW.name THEN
+        PERFORM signal_policy(NEW.name, OLD, NEW);
         RETURN NULL;
     END IF;
     -- One that is moved, or renamed, leaves where it was as if it were deleted: what it held back there can be served.
     IF TG_OP <> 'INSERT' THEN
-        INSERT INTO signal (queue, urgent) VALUES (OLD.name, true);
-        PERFORM queue_notify(OLD.name);
+        PERFORM signal_policy(OLD.name, OLD, NULL);
     END IF;
     IF TG_OP <> 'DELETE' THEN
-        INSERT INTO signal (queue, urgent) VALUES (NEW.name, true);
-        PERFORM queue_notify(NEW.name);
+        PERFORM signal_policy(NEW.name, NULL, NEW);
     END IF;
     RETURN NULL;
 END
@@ -5331,7 +5362,7 @@ CREATE TRIGGER message_truncated
 AFTER TRUNCATE ON message
 FOR EACH STATEMENT EXECUTE FUNCTION signal_truncated();
 
--- A changed policy takes effect at the next dequeue, which then goes through all lanes of the queue.
+-- A changed policy takes effect at the next dequeue, which then goes through all lanes of the queue; but for a pause.
 CREATE TRIGGER queue_changed
 AFTER INSERT OR DELETE OR UPDATE OF name, max_concurrency, paused, resume_at, channel_weight, channel_max_concurrency,
     channel_release_interval_ms, channel_burst

@@ -4,6 +4,7 @@
 --   message_id and counted      ended, or will: message_id was held by somebody else when leases were counted
 --   message_id                  its lease ends before the scheduler would look: a user has set leased_until
 --   none of these               the policy of the channel changed; without a channel, that of the queue
+--   dequeue_at, no channel      only the pause of the queue changed: none of its lanes is to be looked at for it
 --
 -- Written by the triggers, append-only, in the writer's own transaction, so that enqueueing waits for nobody.
 -- Dequeues fold signals into lanes and delete them (scheduler_fold). The transaction id, not the order of arrival,

@@ -1,7 +1,7 @@
 -- Wakes the workers that wait for work in a queue, when the caller's transaction commits. While nobody waits it does
 -- nothing, and is true.
 --
--- Called by the triggers that signal work: message_arrive, signal_moved, signal_channel, signal_queue,
+-- Called by the triggers that signal work: message_arrive, signal_moved, signal_channel, signal_policy,
 -- signal_truncated.
 -- Locks: for a moment the advisory lock that waiting workers share; it is only tried. If they have it, the commit takes
 -- PostgreSQL's lock for notifications, which others that notify in this database wait for.
