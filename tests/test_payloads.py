@@ -9,11 +9,11 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from enum import Enum
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 from uuid import UUID
 
 import pytest
-from pydantic import BaseModel, ConfigDict, Field, Json, computed_field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Json, computed_field
 from pydantic.alias_generators import to_camel
 from sqlalchemy import Engine, create_engine, select, text
 from sqlalchemy.orm import Session
@@ -224,13 +224,36 @@ class TestDeclared:
         assert perhaps.payload == {"orders": [ORDER, None]}
 
     def test_keys_that_json_has_none_of(self, session: Session) -> None:
-        class WithNumbersForKeys(fq.TypedMessage[list[dict[int, str]]]):
+        class Whole(fq.TypedMessage[list[dict[int, str]]]):
             pass
 
-        session.add(WithNumbersForKeys("acme", [{1: "a"}]))
-        session.commit()
-        [message] = session.scalars(fq.dequeue(message_type=WithNumbersForKeys))
-        assert message.payload == [{1: "a"}]
+        class Decimals(fq.TypedMessage[dict[float, str]]):
+            pass
+
+        class Flags(fq.TypedMessage[dict[bool, str]]):
+            pass
+
+        cases: list[tuple[type[fq.TypedMessage[Any]], Any]]
+        cases = [(Whole, [{1: "a"}]), (Decimals, {1.5: "a"}), (Flags, {True: "a"})]
+        for message_type, payload in cases:
+            session.add(message_type("acme", payload))
+            session.flush()
+            assert session.scalars(fq.dequeue(message_type=message_type)).one().payload == payload
+
+    def test_words_that_name_no_type(self, session: Session) -> None:
+        """Values, and what is said about a type."""
+
+        class Coloured(fq.TypedMessage[Literal["red", "green"]]):
+            pass
+
+        class Described(fq.TypedMessage[Annotated[int, "pages", Field(gt=0)]]):
+            pass
+
+        for wrong in (Coloured("acme", "blue"), Described("acme", 0)):  # type: ignore[arg-type]
+            session.add(wrong)
+            with pytest.raises(fq.InvalidValue, match=r"^payload must be "):
+                session.flush()
+            session.rollback()
 
     def test_inherited_through_a_class_without_a_table(self, session: Session) -> None:
         P = TypeVar("P")
@@ -265,7 +288,8 @@ def test_can_be_sent_to_another_process(session: Session) -> None:
     session.add(UploadMessage("acme", UPLOAD))
     session.flush()
     [message] = session.scalars(fq.dequeue(message_type=UploadMessage))
-    assert pickle.loads(pickle.dumps(message)).payload == UPLOAD  # noqa: S301
+    sent = pickle.loads(pickle.dumps(message))  # noqa: S301
+    assert (sent, sent.payload) == (message, UPLOAD)
 
 
 def test_json_operators(session: Session) -> None:
@@ -277,6 +301,10 @@ def test_json_operators(session: Session) -> None:
     for condition in (payload.contains({"path": "a.pdf"}), payload == UPLOAD, payload.in_([UPLOAD])):
         [upload] = session.scalars(select(UploadMessage).where(condition))
         assert upload.payload == UPLOAD
+    ids = select(UploadMessage.id)
+    assert session.scalars(ids.where(payload.is_not_distinct_from(UPLOAD))).all() == [upload.id]
+    for condition in (payload != UPLOAD, payload.not_in([UPLOAD]), payload.is_distinct_from(UPLOAD)):
+        assert session.scalars(ids.where(condition)).all() == [document.id]
 
 
 def test_where_they_are_kept(session: Session) -> None:
@@ -312,6 +340,20 @@ def test_read_as_another_type(session: Session) -> None:
     assert message.payload == UPLOAD
     session.rollback()
     assert session.scalars(fq.dequeue()).one().payload["path"] == "a.pdf"
+
+
+@pytest.mark.parametrize("error", [TypeError, RecursionError])
+def test_whatever_a_validator_raises(session: Session, error: type[Exception]) -> None:
+    """It is that message's payload which doesn't fit."""
+
+    def refuse(_: object) -> None:
+        raise error("not this one")
+
+    fq.enqueue(session, "acme", 7)
+    session.flush()
+    [message] = session.scalars(fq.dequeue(message_type=typed(Annotated[int, BeforeValidator(refuse)])))
+    with pytest.raises(fq.InvalidValue, match=r"^the stored payload is no .*: .*not this one"):
+        _ = message.payload
 
 
 @pytest.mark.parametrize(

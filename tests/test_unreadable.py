@@ -73,14 +73,15 @@ async def test_an_async_session(kind: str, session: Session, engine_of: EngineOf
     await engine.dispose()
 
 
+@pytest.mark.parametrize("message_type", [fq.Message, Whole])
 @pytest.mark.parametrize("payload", [None, {"n": 1}])
-def test_a_state(payload: object, session: Session) -> None:
+def test_a_state(payload: object, message_type: type[fq.TypedMessage[Any]], session: Session) -> None:
     """Without what it had done so far, it is as unreadable as without its payload."""
     put(session, "acme", payload=payload)
     (message,) = lease_of(session)
     states = f"ARRAY[{LONG}::jsonb]"
     sql(session, f"SELECT fairqueue.message_defer(ARRAY[{message.id}], ARRAY[1], 0, {states})")
-    (again,) = lease_of(session)
+    again = session.scalars(fq.dequeue(message_type=message_type)).one()
     assert again.state.startswith('{"n": 1000')
     with pytest.raises(fq.InvalidValue, match=r"^the stored state is JSON that can't be read: ValueError"):
         _ = again.payload
