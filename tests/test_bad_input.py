@@ -52,6 +52,7 @@ NOT_JSON = [
     INF,
     {"deep": [{"er": -INF}]},
     "nul \x00",
+    "\\u0000, and behind a backslash: \\\x00",
     {"a": ["b", {"nul \x00": 1}]},
     ["half \ud83d"],
     {"half \udfff": 1},
@@ -123,6 +124,21 @@ def test_bad_messages(session: Session, raw: Raw, database_url: str, face: str) 
         assert len(text) < 2_000_000
     session.commit()
     assert rows(observer(raw, database_url)) == {}
+
+
+#: The most there may be of everything, and of some the least.
+EXTREMES: list[dict[str, Any]] = [
+    *({"cost": 1_000_000}, {"cost": 1e-300}, {"delay": 315_576_000}, {"priority": 2**62 - 1}),
+    *({"dequeue_at": 2**62 - 1}, {"dequeue_at": 1 - 2**62}, {"max_attempts": 2**31 - 1}, {"backoff": 31_557_600}),
+]
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_extreme_messages(session: Session, face: str) -> None:
+    """Neither the library nor the database minds."""
+    for row in EXTREMES:
+        FACES[face](session, {"channel": "acme", **row})
+        session.rollback()
 
 
 @pytest.mark.parametrize(
@@ -307,6 +323,16 @@ class TestPolicies:
             with pytest.raises(fq.InvalidValue, match=f"^{field} must be {expected}, not "):
                 setattr(model("acme"), field, value)
 
+    def test_extremes(self, session: Session) -> None:
+        most: dict[str, Any] = {"release_interval_ms": 31_557_600_000, "burst": 1_000_000, "max_size": 2**31 - 1}
+        ends: dict[str, Any] = {"max_attempts": 2**31 - 1, "backoff": 31_557_600, "max_backoff": 31_557_600}
+        for weight in (0.01, 1000):
+            own = {"weight": weight, "max_concurrency": 2**31 - 1, **most}
+            session.merge(fq.Channel("acme", **own))
+            channels = {f"channel_{field}": value for field, value in own.items()}
+            session.merge(fq.Queue("default", history_days=36_500, **ends, **channels))
+            session.flush()
+
     @pytest.mark.parametrize("model", [fq.Channel, fq.Queue])
     def test_an_end_without_a_pause(self, model: Any) -> None:
         for paused in ({}, {"paused": False}):
@@ -352,10 +378,11 @@ class TestPolicies:
         channel, message = fq.Channel("acme"), fq.Message("acme")
         with pytest.raises(fq.InvalidValue, match=r"^weight must be"):
             channel.weight = NAN
-        with pytest.raises(fq.InvalidValue, match=r"^cost must be"):
-            message.cost = -1
-        with pytest.raises(fq.InvalidValue, match=r"^channel must have 1 to 255 characters, not 0"):
-            message.channel = ""
+        for row, expected in CASES:
+            [(field, value), *others] = row.items()
+            if not others and field in message.__table__.c and field not in {"payload", "body"}:
+                with pytest.raises(fq.InvalidValue, match=expected):
+                    setattr(message, field, value)
 
 
 class TestLeases:
@@ -444,7 +471,7 @@ class TestWaiting:
     def test_engine(self, session: Session, engine: Engine) -> None:
         """What has a transaction sees no end of others."""
         with engine.connect() as connection:
-            for given in (session, connection, None, str(engine.url)):
+            for given in (session, connection, create_async_engine(LOST.url).connect(), None, str(engine.url)):
                 with pytest.raises(fq.InvalidValue, match=r"^engine must be an Engine or an AsyncEngine, not \w+:"):
                     fq.wait_for(given, 1, timeout=0)  # type: ignore[call-overload]
 

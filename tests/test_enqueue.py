@@ -131,6 +131,7 @@ class TestFields:
         assert (message.cost, message.attempt, message.leased_until, message.state) == (1, 0, None, None)
         assert (message.max_attempts, message.backoff, message.forgiven) == (None, None, 0)
         assert (message.key is None) == (enqueue is not unique)
+        assert session.scalar(text("SELECT num_nulls(payload, body) FROM fairqueue.message")) == 2
 
     def test_all(self, session: Session, enqueue: Enqueue) -> None:
         payload = {"doc": [1, 2.5, None, True, "é\N{GRINNING FACE}\\u0000"]}
@@ -156,7 +157,8 @@ class TestFields:
         """255 characters, not bytes; also through the indexes of messages and lanes."""
         name = "\N{GRINNING FACE}" * 255
         enqueue(session, channel=name, queue=name)
-        assert session.scalars(fq.dequeue(queue=name)).one().channel == name
+        leased = session.scalars(fq.dequeue(queue=name)).one()
+        assert (leased.queue, leased.channel) == (name, name)
         enqueue(session, channel=name, key=name)
 
 
@@ -165,12 +167,31 @@ class TestMany:
         ids = fq.enqueue_many(session, ({"channel": "acme", "payload": n} for n in range(10)))
         assert payloads(session) == list(range(10))
         assert ids == sorted(ids)
+        assert fq.enqueue_many(session, []) == []
+
+    def test_rows_of_a_query(self, session: Session) -> None:
+        """No dicts, but much like them."""
+        found: Any = session.execute(text("SELECT 'acme' AS channel, generate_series(1, 3) AS payload")).mappings()
+        fq.enqueue_many(session, found)
+        assert payloads(session) == [1, 2, 3]
 
     def test_ids_are_in_the_order_of_the_rows(self, session: Session) -> None:
         mixture: list[fq.MessageRow] = [{"channel": f"c{n % 3}", "payload": n, "priority": n % 5} for n in range(100)]
         ids = fq.enqueue_many(session, mixture)
         found = {message.id: message.payload for message in session.scalars(select(fq.Message))}
         assert [found[id_] for id_ in ids] == list(range(100))
+
+    def test_a_buffer_that_is_used_again(self, session: Session) -> None:
+        """A body is what it was when its row came."""
+        buffer = bytearray(1)
+
+        def source() -> Iterator[Any]:
+            for number in range(3):
+                buffer[0] = number
+                yield {"channel": "acme", "body": buffer}
+
+        fq.enqueue_many(session, source())
+        assert [message.body for message in session.scalars(fq.dequeue(limit=3))] == [b"\x00", b"\x01", b"\x02"]
 
     def test_bad_row_in_the_middle_leaves_nothing(self, session: Session, raw: Raw, database_url: str) -> None:
         with pytest.raises(fq.InvalidValue, match="row 7: cost must be more than 0"):
