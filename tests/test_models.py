@@ -279,7 +279,8 @@ class TestLeasedMessage:
         assert dataclasses.asdict(leased) == known
         assert (leased.id, leased.queue, leased.channel, leased.attempt) == (1, "default", "acme", 1)
         assert (leased.payload, leased.body, leased.cost) == ({"doc": 1}, b"x", 2)
-        assert leased.created_at < datetime.now(UTC) < leased.leased_until
+        assert leased.first_leased_at is not None
+        assert leased.created_at < leased.first_leased_at < datetime.now(UTC) < leased.leased_until
 
     def test_can_be_told_apart(self, leased: fq.LeasedMessage) -> None:
         assert {leased, dataclasses.replace(leased), dataclasses.replace(leased, attempt=2)} == {

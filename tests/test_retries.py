@@ -1,5 +1,6 @@
 """How often a message is tried, and when. The clock stands still, so that times can be compared."""
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ from sqlalchemy import Engine, select, text
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
-from tests.acts import clock, expire, lease_of, move_clock, put, sql, stop_clock, take
+from tests.acts import EPOCH, clock, expire, lease_of, move_clock, put, sql, stop_clock, take
 from tests.fixtures.connections import Raw
 from tests.limiting import LEASE
 
@@ -70,6 +71,14 @@ class TestAttempts:
         for told in ("failed", "dead"):
             (message,) = lease_of(session)
             assert results(session, fq.fail(message, delay=0)) == [(message.id, told)]
+
+    @pytest.mark.parametrize(("said", "order"), [({}, [1, 0]), ({"delay": None}, [0, 1])])
+    def test_a_deferral_goes_behind_what_is_ready(self, session: Session, said: Any, order: list[int]) -> None:
+        """In its channel; unless it is to keep its place."""
+        ids = [put(session, "acme", priority=priority)[0] for priority in (2, 1)]
+        (message,) = lease_of(session)
+        assert results(session, fq.defer(message, **said)) == [(ids[0], "deferred")]
+        assert served(session) == [ids[place] for place in order]
 
     def test_lease_that_ran_out_uses_up_one(self, session: Session) -> None:
         """A message that kills its workers doesn't go on doing so for ever."""
@@ -211,6 +220,16 @@ def test_whoever_holds_it_when_its_lease_has_run_out(session: Session, now: int,
         other.rollback()
         move_clock(session, now := now + later)
         assert [message.id for message in lease_of(session, 2, LEASE)] == [id_]
+
+
+def test_a_lease_is_of_30_seconds(session: Session, now: int) -> None:
+    """Where nothing else is said, from a dequeue as from a heartbeat."""
+    put(session, "acme")
+    message = session.scalars(fq.dequeue()).one()
+    assert message.leased_until == EPOCH + timedelta(milliseconds=now + 30_000)
+    move_clock(session, now + 10_000)
+    session.execute(fq.heartbeat(message))
+    assert session.scalar(select(fq.Message.leased_until)) == EPOCH + timedelta(milliseconds=now + 40_000)
 
 
 class TestLeasesThatUsersSet:

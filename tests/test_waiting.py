@@ -144,6 +144,8 @@ class TestEndings:
             other.execute(fq.complete(leased))
             other.commit()
         assert [ending.outcome for ending in fq.wait_for(engine, [message, leased[0]], timeout=0)] == ["completed"] * 2
+        session.close()
+        assert fq.wait_for(engine, message, timeout=0).outcome == "completed"
         assert session.execute(fq.cancel(message)).one().result == "not_found"
 
     def test_in_another_schema(self, empty_database_url: str) -> None:
@@ -225,7 +227,7 @@ class TestBurden:
             session.commit()
 
         clock.meanwhile = meanwhile
-        endings = fq.wait_for(waiter, ids[::-1], timeout=60)
+        endings = fq.wait_for(waiter, reversed(ids), timeout=60)
         assert [ending.id for ending in endings] == ids[::-1]
         assert [len(asked) for asked in looks] == [1000, *range(1000, 0, -100)]
 
