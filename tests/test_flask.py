@@ -197,7 +197,7 @@ def test_flushes_raise_our_errors(host: HostOf, database_url: str) -> None:
             shop.db.session.commit()
 
 
-@pytest.mark.parametrize("kind", ["engine", "text", "URL", "of the extension"])
+@pytest.mark.parametrize("kind", ["engine", "text", "URL", "of the extension", "of the application"])
 def test_without_flask_sqlalchemy(engine: Engine, database_url: str, session: Session, kind: str) -> None:
     put(session, "acme", 3)
     app = Flask(__name__)
@@ -205,6 +205,8 @@ def test_without_flask_sqlalchemy(engine: Engine, database_url: str, session: Se
         queue = FairQueue(engine=engine)
         queue.init_app(app)
         assert app.extensions["fairqueue"] is queue
+    elif kind == "of the application":
+        FairQueue(engine="postgresql://nobody@127.0.0.1:1/nothing").init_app(app, engine)
     else:
         places: dict[str, Any] = {"engine": engine, "text": database_url, "URL": make_url(database_url)}
         FairQueue(app, places[kind])

@@ -13,6 +13,7 @@ from sqlalchemy import select, text
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
+from fairqueue.testing import drain
 from fairqueue.worker import Handler
 from tests.acts import put, wait_until
 from tests.fixtures.workers import EngineOf, WorkerOf
@@ -61,6 +62,7 @@ DECISIONS: dict[str, tuple[Callable[[], object], str]] = {
     "DeadLetter": (lambda: fq.DeadLetter("useless"), "dead: useless"),
     "DeadLetter class": (lambda: fq.DeadLetter, "dead: "),
     "Cancel": (lambda: fq.Cancel("not needed"), "cancelled: not needed"),
+    "Cancel class": (lambda: fq.Cancel, "cancelled: None"),
     "Cancel of what can't be stored": (lambda: fq.Cancel("a\x00b\udcff"), "cancelled: ab?"),
     "Defer": (lambda: fq.Defer(delay=3600, state={"page": 2}), "attempt 0, later True, state {'page': 2}: None"),
 }
@@ -254,6 +256,20 @@ def test_work_in_steps(session: Session, worker_of: WorkerOf) -> None:
     with worker_of("async session", body):
         assert wait_for_endings(session, 1) == {"completed": 1}
     assert states == [None, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("said", "order"), [({}, ["steps", "other", "steps"]), ({"delay": None}, ["steps", "steps", "other"])]
+)
+def test_the_next_step_comes_after_what_is_ready(said: dict[str, Any], order: list[str], session: Session) -> None:
+    """In its own channel; unless it is told to keep its place."""
+    put(session, "acme", payload="steps", priority=2)
+    put(session, "acme", payload="other", priority=1)
+
+    def body(message: fq.LeasedMessage[Any]) -> object:
+        return fq.Defer(**said, state=1) if message.payload == "steps" and message.state is None else None
+
+    assert [message.payload for message, _ in drain(session, body)] == order
 
 
 @dataclass
