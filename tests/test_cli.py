@@ -75,8 +75,12 @@ def test_status(run: Run, session: Session) -> None:
     (queue,) = found["queues"]
     assert (queue["name"], queue["ready"], queue["channel_count"]) == ("default", 9, 3)
     assert [channel["name"] for channel in queue["channels"]] == [ODD, "acme", "later"]
-    assert 0 < queue["channels"][0]["oldest_seconds"] < 600
+    assert 0 < queue["channels"][0]["oldest_seconds"] <= queue["oldest_seconds"] < 600
     assert queue["channels"][2]["oldest_seconds"] is None
+    fq.enqueue_many(session, [{"channel": str(number), "queue": "many"} for number in range(21)])
+    session.commit()
+    assert "… and 1 more channel: 1 ready\n" in run("status", "many").stdout
+    assert len(document(run("status", "many", "--json"))["queues"][0]["channels"]) == 21
 
 
 def test_status_of_nothing(run: Run) -> None:
@@ -126,8 +130,9 @@ def test_a_pause_holds_for_a_channel_a_queue_and_a_time(run: Run, session: Sessi
     assert acts.take(session, 3) == []
     run("channel", "resume", "--all-channels")
     assert acts.take(session, 3) == ["acme", "acme"]
+    run("channel", "pause", "initech", "--queue", "elsewhere")
     policies = session.scalars(select(fq.Channel.name)).all()
-    for misspelt in (["Acme"], ["acme"], ["acme", "--queue", "mails"], ["--all-channels"]):
+    for misspelt in (["Acme"], ["acme"], ["acme", "--queue", "elsewhere"], ["initech"], ["--all-channels"]):
         assert "is not paused" in run("channel", "resume", *misspelt, code=1).stderr
     assert session.scalars(select(fq.Channel.name)).all() == policies
 
@@ -138,7 +143,7 @@ def test_message_show(run: Run, session: Session) -> None:
 
     letter = dead_letter(session, payload={"name": ODD}, body=b"\0\xff")
     ready, waiting, running = (
-        *acts.put(session, "b"),
+        *acts.put(session, "b", payload=False),
         *acts.put(session, "b", delay=99),
         *acts.put(session, "a", key=ODD, queue="other"),
     )
@@ -146,6 +151,7 @@ def test_message_show(run: Run, session: Session) -> None:
     assert [shown(id_)["status"] for id_ in (ready, waiting, running)] == ["ready", "waiting", "running"]
     assert shown(running)["message"]["key"] == ODD
     assert ODD not in run("message", "show", running).stdout
+    assert re.search(r"^ +payload +false$", run("message", "show", ready).stdout, re.MULTILINE)
     assert shown(letter)["status"] == "dead"
     assert shown(letter)["message"]["body"] == "00ff"
     assert [end["outcome"] for end in shown(letter)["history"]] == ["dead"]
@@ -174,9 +180,10 @@ def test_message_cancel(run: Run, session: Session) -> None:
 def test_dead_letters(run: Run, session: Session) -> None:
     assert run("dead", "list").stdout == "No dead letters.\n"
     letters = [dead_letter(session, channel, key="k") for channel in ("acme", "globex", ODD)]
+    acts.sql(session, "UPDATE fairqueue.dead_message SET died_at = '2000-01-01' WHERE id = :id", id=letters[1])
     output = run("dead", "list", "--limit", "2").stdout
     assert all(len(line) <= 80 for line in output.splitlines())
-    assert [line.split()[0] for line in output.splitlines()] == ["id", str(letters[2]), str(letters[1]), "…"]
+    assert [line.split()[0] for line in output.splitlines()] == ["id", str(letters[2]), str(letters[0]), "…"]
     assert "no such\\nfile" in output.replace("Error", "")
     found = document(run("dead", "list", "--queue", "default", "--channel", "acme", "--json"))
     assert (found["count"], found["dead"][0]["id"], found["dead"][0]["error"]) == (1, letters[0], "no such\nfile")
