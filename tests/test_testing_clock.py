@@ -204,6 +204,8 @@ class TestRefused:
         for given in (async_engine, str(engine.url)):
             with pytest.raises(fq.InvalidValue, match=r"engine must be an Engine, not \w+:"):
                 Clock(given)  # type: ignore[arg-type]
+        with pytest.raises(fq.InvalidValue, match="test_database is 'shop_test', but the engine is connected to"):
+            Clock(engine, test_database="shop_test").__enter__()
         with Clock(engine) as clock:
             with pytest.raises(fq.InvalidValue, match="at must be a datetime with a time zone"):
                 clock.move_to(datetime(2031, 1, 1))  # noqa: DTZ001

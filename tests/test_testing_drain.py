@@ -337,13 +337,18 @@ class TestFailures:
         assert_enqueued(session)
 
     def test_endless(self, engine: Engine, session: Session) -> None:
+        handled: list[int] = []
+
         def again(message: Lease, session: Session) -> None:
+            handled.append(message.id)
             fq.enqueue(session, "acme")
 
         for where in (session, engine):
+            handled.clear()
             put(session, "acme")
             with pytest.raises(fq.FairqueueError, match="queue 'default' has more messages after the 20 that were"):
                 drain(where, again, limit=20)
+            assert len(handled) == 20
             assert_enqueued(session)
             assert len(drain(where, nothing, limit=1)) == 1
             session.commit()
