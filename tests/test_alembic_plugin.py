@@ -8,6 +8,10 @@ from pathlib import Path
 from types import ModuleType
 
 import alembic
+from sqlalchemy import MetaData
+
+import fairqueue as fq
+from fairqueue.alembic._plugin import installations
 
 #: For each of them, a process that has imported nothing of Alembic and of ours: only what both stand on.
 PROGRAM = """
@@ -91,6 +95,15 @@ def test_older_alembic() -> None:
     assert isinstance(plugin, ModuleType)
     assert isinstance(plugin, Iterable)
     assert list(plugin) == [plugin]
+
+
+def test_whoever_manages_a_schema_counts() -> None:
+    """Where an env.py has the models of several applications, which share a queue."""
+    ours, theirs = MetaData(), MetaData()
+    fq.attach(ours)
+    fq.attach(theirs, manage=False)
+    assert installations([ours, theirs]) == installations([theirs, ours]) == {"fairqueue": True}
+    assert installations([theirs, MetaData()]) == {"fairqueue": False}
 
 
 def test_this_folder_is_not_alembic() -> None:

@@ -231,6 +231,9 @@ class TestInstall:
             schema.install(connection, name)
             schema.install(connection, name)
             schema.verify(connection, name)
+            place = schema.quote(name)  # and as a restored dump has it, quoted in the server's way
+            schema.run(connection, f"ALTER FUNCTION {place}.message_dequeue SET search_path = {place}, pg_temp")
+            schema.verify(connection, name)
         with Session(empty.execution_options(**fq.in_schema(name))) as session:
             fq.enqueue(session, "acme", 1)
             fq.enqueue_many(session, [{"channel": "acme", "payload": 2}])
@@ -269,6 +272,9 @@ class TestInstall:
             schema.uninstall(connection)
             with pytest.raises(fq.SchemaVersionError, match="schema 'one' has no fairqueue"):
                 fq.verify(connection)
+        with empty.execution_options(schema_translate_map=None).begin() as connection:
+            schema.install(connection)
+            schema.verify(connection, "fairqueue")
 
     def test_where_everybody_may_create(self, empty: Engine) -> None:
         """A function of theirs could be taken for one that ours call, and run with the rights of the owner."""
