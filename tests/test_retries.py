@@ -80,6 +80,17 @@ class TestAttempts:
         assert results(session, fq.defer(message, **said)) == [(ids[0], "deferred")]
         assert served(session) == [ids[place] for place in order]
 
+    @pytest.mark.parametrize("empty", [0, False, "", [], {}], ids=repr)
+    def test_an_empty_state_is_one(self, session: Session, empty: Any) -> None:
+        """None is what leaves the last one."""
+        put(session, "acme")
+        for saved, found in (("much", "much"), (empty, empty), (None, empty)):
+            (message,) = lease_of(session)
+            session.execute(fq.defer(message, delay=None, state=saved))
+            stored = session.scalars(select(fq.Message.state)).one()
+            assert (type(stored), stored) == (type(found), found)
+            session.commit()
+
     def test_lease_that_ran_out_uses_up_one(self, session: Session) -> None:
         """A message that kills its workers doesn't go on doing so for ever."""
         put(session, "acme", max_attempts=3, backoff=0)
