@@ -8,7 +8,8 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from sqlalchemy import make_url
+from sqlalchemy import make_url, text
+from sqlalchemy.orm import Session
 
 from fairqueue.testing import plugin
 from tests.alembic_hosts import ATTACHED, INVOICE, Host
@@ -186,6 +187,12 @@ class TestDatabases:
             with open(f"{worker}.log", "a") as log:
                 print(fairqueue_engine.url.database, file=log)
         """
+
+    def test_nothing_waits_for_ever(self, session: Session) -> None:
+        """In none of them, whoever connects; in milliseconds."""
+        query = "SELECT name, setting FROM pg_settings WHERE name IN ('lock_timeout', 'statement_timeout')"
+        found = {row.name: row.setting for row in session.execute(text(query))}
+        assert found == {"lock_timeout": "30000", "statement_timeout": "120000"}
 
     def test_each_test_has_its_own(self, pytester: pytest.Pytester, run: Run, postgres: Postgres) -> None:
         """In parallel, too; and none is left afterwards."""
