@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,17 @@ def test_status(run: Run, session: Session) -> None:
     assert len(document(run("status", "many", "--json"))["queues"][0]["channels"]) == 21
 
 
+def test_status_of_limits_and_of_a_queue_that_is_paused(run: Run, session: Session) -> None:
+    acts.put_all(session, {"a": 1, "b": 1})
+    session.add_all([fq.Channel("a", release_interval_ms=1500), fq.Channel("b", max_size=9)])
+    session.execute(fq.pause())
+    session.commit()
+    title, _, _, a, b = run("status").stdout.splitlines()
+    assert title.split() == ["queue", "default", "paused"]
+    assert a.rstrip().endswith(" 1 in 1,500 ms")
+    assert b.rstrip().endswith(" size 9")
+
+
 def test_status_of_nothing(run: Run) -> None:
     assert run("status").stdout == "No queue has anything in it.\n"
 
@@ -116,6 +128,10 @@ def test_channel_policies(run: Run, session: Session) -> None:
     run("channel", "resume", ODD, "--queue", "q")
     assert policy()["paused"] is False
     assert document(run("channel", "list", "--queue", "other", "--json")) == {"channels": []}
+    past = datetime(2001, 1, 1, tzinfo=UTC)
+    session.add(fq.Channel("acme", release_interval_ms=250, burst=3, paused=True, resume_at=past))
+    session.commit()
+    assert re.search(r"^acme +- +- +250 +3 +- +- +over *$", run("channel", "list").stdout, re.MULTILINE)
 
 
 def test_a_pause_holds_for_a_channel_a_queue_and_a_time(run: Run, session: Session) -> None:
@@ -220,6 +236,11 @@ def test_check_finds_repairs_and_says_so_by_its_code(run: Run, session: Session)
     assert ([each["queue"] for each in repaired["differences"]], repaired["left"]) == (["default"], [])
     run("check")
     assert "queue 'defualt' has no message and no policy" in run("check", "defualt", code=1).stderr
+    acts.put(session, "acme", queue="with a message")
+    session.add_all([fq.Channel("acme", "with a channel"), fq.Queue("with a policy")])
+    session.commit()
+    for queue in ("with a message", "with a channel", "with a policy"):
+        assert run("check", queue).stdout == "All is well.\n"
 
 
 def test_repairs_whatever_the_database_says_of_isolation(run: Run, session: Session, engine: Engine) -> None:
