@@ -189,6 +189,7 @@ class TestHostModels:
         watching = observer(raw, empty_database_url)
         before = snapshot(watching)
         metadata = MetaData()
+        theirs = Table("theirs", metadata, Column("id", Integer))
         for name in ("My Q", "fairqueue", "other"):
             fq.attach(metadata, schema=name)
         metadata.create_all(empty)
@@ -198,6 +199,7 @@ class TestHostModels:
                 session.add(fq.Channel("acme"))
                 session.commit()
                 assert [m.payload for m in session.scalars(fq.dequeue(limit=9))] == [number]
+                assert session.scalars(select(theirs.c.id)).all() == [], "it is where it was"
         metadata.drop_all(empty)
         assert snapshot(watching) == before
 
