@@ -263,6 +263,21 @@ def test_ends_that_nobody_heard_of_before_a_repair(session: Session) -> None:
     assert checked(session) == []
 
 
+def test_an_end_to_come_when_all_that_was_kept_is_gone(session: Session, raw: Raw, database_url: str) -> None:
+    """What the lease was counted in is known by the message alone; it ends once, though the repair found it held."""
+    put(session, "acme", 9)
+    sql(session, "SELECT fairqueue.channel_set('acme', max_concurrency => 3)")
+    (*_, held) = [message for _ in range(3) for message in lease_of(session)]
+    other = raw(database_url)
+    other.execute("SELECT FROM fairqueue.message_complete(ARRAY[%s], ARRAY[%s])", (held.id, held.attempt))
+    sql(session, "DELETE FROM fairqueue.rotation")
+    sql(session, "DELETE FROM fairqueue.lane")
+    sql(session, "SELECT fairqueue.queue_repair()")
+    other.commit()
+    assert len(lease_of(session, 9)) == 1
+    assert checked(session) == []
+
+
 def test_whom_a_rotation_that_is_gone_owes(session: Session) -> None:
     """The lanes say it, whether some are ready or none."""
     put(session, "costly", 2, cost=10)

@@ -129,15 +129,26 @@ class TestTurn:
             assert value(other, query, leased) == told
             other.commit()
 
-    def test_gives_up_after_a_time_and_names_the_holder(self, raw: Raw, database_url: str) -> None:
-        """After 10 s, which this test makes 50 ms. The session's own lock_timeout is put back."""
+    def test_gives_up_after_a_time_and_names_the_holder(
+        self, raw: Raw, database_url: str, empty_database_url: str
+    ) -> None:
+        """And neither who waits, too, nor who has the same lock in another database.
+
+        After 10 s, which this test makes 50 ms. The session's own lock_timeout is put back.
+        """
         holder, waiting, watching = raw(database_url), raw(database_url), observer(raw, database_url)
+        another, elsewhere = raw(database_url), raw(empty_database_url)
         definition = value(watching, "SELECT pg_get_functiondef('fairqueue.scheduler_turn'::regproc)")
         assert isinstance(definition, str)
         assert definition.count("'10s'") == 1
         watching.execute(definition.replace("'10s'", "'50ms'").encode())
         enqueue(holder)
         assert dequeue(holder) == 1
+        turn = "SELECT (l.classid::bigint << 32) | l.objid::bigint FROM pg_locks l WHERE l.locktype = 'advisory'"
+        lock = f"SELECT pg_advisory_lock({value(watching, turn)})".encode()
+        elsewhere.execute(lock)
+        another.pgconn.send_query(lock)
+        wait_until(lambda: waits_for_a_lock(watching, another))
 
         waiting.execute("SET lock_timeout = '17s'")
         waiting.commit()
@@ -148,6 +159,8 @@ class TestTurn:
         waiting.rollback()
         assert value(waiting, "SHOW lock_timeout") == "17s"
         waiting.rollback()
+        another.cancel()
+        wait_until(lambda: not waits_for_a_lock(watching, another))
 
         holder.commit()
         assert dequeue(waiting) == 2
