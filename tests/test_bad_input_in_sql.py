@@ -11,6 +11,7 @@ from tests.fixtures.connections import Raw
 from tests.observing import impatient, observer, rows, value
 
 NULL, CHECK, PARAMETER = errors.NotNullViolation, errors.CheckViolation, errors.InvalidParameterValue
+PLACE = ("constraint", "table", "column")
 LONG = "repeat('x', 256)"
 HUGE = "repeat('x', 1000000)"
 TEN_YEARS = "must be between {} and 315576000, not {}"
@@ -84,7 +85,6 @@ CASES: list[tuple[str, type[psycopg.Error], str]] = [
             (MANY.format("'{q}'", "'{NULL}'", "'{k}'", "'{1}'"), NULL, 'column "channel"'),
             (MANY.format("'{q}'", "NULL", "'{k}'", "'{1}'"), NULL, 'column "channel"'),
             (MANY.format("'{q,q}'", "'{a}'", "'{k,l}'", "'{1,1}'"), PARAMETER, "as many elements as queues, 2"),
-            (MANY.format("'{q,q}'", "'{a,b}'", "NULL", "'{1}'"), PARAMETER, "as many elements as queues, 2"),
             *[
                 (
                     f"'{{q}}', '{{a}}', '{{k}}', NULL, NULL, NULL, '{{{n}}}', '{{1}}', NULL, NULL",
@@ -98,6 +98,14 @@ CASES: list[tuple[str, type[psycopg.Error], str]] = [
             (MANY.format("'{q}'", "'{a}'", "ARRAY['']", "'{1}'"), CHECK, "message_key_length"),
             (MANY.format("'{q}'", "'{a}'", "'{k}'", "'{NaN}'"), CHECK, "message_cost_range"),
         ]
+    ],
+    *[
+        (
+            f"message_create_many('{{q}}', '{{a}}', {'NULL, ' * n}'{{1,1}}'{', NULL' * (7 - n)})",
+            PARAMETER,
+            "as many elements as queues, 1",
+        )
+        for n in range(8)
     ],
     (f"message_create_many({MANY.format(*['NULL'] * 4)}, NULL)", PARAMETER, "on_conflict must be raise, ignore or"),
     # message_dequeue
@@ -225,14 +233,18 @@ INSERTS: list[tuple[str, type[psycopg.Error], str]] = [
 
 
 def test_refused(raw: Raw, database_url: str) -> None:
-    """Each statement: its SQLSTATE, the field in its text, and in the end no row in any table."""
+    """Each statement: its SQLSTATE, the field in its text and for programs, and in the end no row in any table."""
     connection = observer(raw, database_url)
     statements = [(f"SELECT * FROM fairqueue.{call}", state, text) for call, state, text in CASES]
     statements += [(f"INSERT INTO fairqueue.{insert}", state, text) for insert, state, text in INSERTS]
     for statement, sqlstate, text in statements:
         with pytest.raises(sqlstate) as error:
             connection.execute(statement.encode())
-        assert text in f"{error.value} {error.value.diag.constraint_name}", statement
+        constraint, table, column = (getattr(error.value.diag, f"{kind}_name") for kind in PLACE)
+        assert text in f"{error.value} {constraint}", statement
+        if sqlstate is CHECK:
+            # PostgreSQL itself names no column of a constraint.
+            assert constraint.startswith(f"message_{column}_" if table == "message" else f"{table}_"), statement
     assert rows(connection) == {}
 
 

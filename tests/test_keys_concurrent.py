@@ -15,7 +15,7 @@ from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
-from tests.acts import complete, lease_of, put, wait_until
+from tests.acts import complete, lease_of, put, sql, wait_until
 from tests.fixtures.connections import Raw
 from tests.observing import impatient, observer, value, waits_for_a_lock
 from tests.test_keys import KEY, MODES, live, message
@@ -185,6 +185,24 @@ class TestConcurrent:
         other.rollback()
         two.first.rollback()
         assert future.result() == [second, first]
+
+    def test_gone_before_it_is_looked_for(self, session: Session) -> None:
+        """What was in the way may be completed before anybody can say which it was: then there is a new message."""
+        sql(
+            session,
+            f"""
+            CREATE FUNCTION public.complete() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+                IF NOT EXISTS (SELECT FROM arrived) THEN DELETE FROM fairqueue.message WHERE key = '{KEY}'; END IF;
+                RETURN NULL;
+            END $$;
+            CREATE TRIGGER complete AFTER INSERT ON fairqueue.message REFERENCING NEW TABLE AS arrived
+            FOR EACH STATEMENT EXECUTE FUNCTION public.complete()""",
+        )
+        (old,) = put(session, "acme", payload="old", key=KEY)
+        new = fq.enqueue_unique(session, "acme", "new", key=KEY, on_conflict="ignore")
+        assert new not in (None, old)
+        session.commit()
+        assert live(session) == [(new, "new")]
 
     @pytest.mark.parametrize("level", [IsolationLevel.REPEATABLE_READ, IsolationLevel.SERIALIZABLE])
     @pytest.mark.parametrize("mode", ["ignore", "replace"])
