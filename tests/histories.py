@@ -18,7 +18,7 @@ _INSERT = """
         %(dequeue_at)s, %(created_at)s, %(first_leased_at)s, %(leased_at)s, %(finished_at)s)"""
 
 
-def noon(day: int = 0) -> datetime:
+def noon(day: float = 0) -> datetime:
     return datetime(DAY.year, DAY.month, DAY.day, 12, tzinfo=UTC) + timedelta(days=day)
 
 
@@ -64,6 +64,14 @@ def history(connection: psycopg.Connection[Any], where: str = "true") -> list[di
     connection.commit()
     rows = [dict(zip(COLUMNS, values, strict=True)) for values in found]
     return ordered({**each, "xid": int(each["xid"])} for each in rows)
+
+
+def release(connection: psycopg.Connection[Any], day: date) -> None:
+    """Drop a day, as who has all of it elsewhere."""
+    connection.execute(
+        "SELECT fairqueue.history_release(%(day)s, d.rows, d.checksum) FROM fairqueue.history_digest(%(day)s) d",
+        {"day": day},
+    )
 
 
 def ordered(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -11,12 +11,12 @@ from sqlalchemy.orm import Session
 
 import fairqueue as fq
 from tests.acts import complete, lease_of, move_clock, put, sql, stop_clock, wait_until
-from tests.days import DAY, at, finished, maintain, name, partitions, places
+from tests.days import DAY, DAY_0, at, finished, maintain, name, partitions, places
 from tests.fixtures.connections import Raw
 from tests.observing import value
 
-#: Those who wait for a lock of history.
-WAITING = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'fairqueue.history'::regclass"
+#: Those who wait for a lock of history, or of history_default.
+WAITING = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation::regclass::text LIKE 'fairqueue.history%'"
 
 
 @pytest.fixture
@@ -228,6 +228,21 @@ class TestInNobodysWay:
             assert maintained.result() is True
         session.rollback()
         assert partitions(session) == [name(day) for day in range(8)]
+
+    def test_who_writes_to_the_default_is_waited_for(
+        self, engine: Engine, session: Session, other: psycopg.Connection, day_0: None
+    ) -> None:
+        """What is on its way there may be of the day that is made, which has begun meanwhile."""
+        (id_,) = put(session, "acme")
+        sql(session, "UPDATE fairqueue.message SET attempt = 1, leased_until = fairqueue.clock()")
+        move_clock(session, at(1))
+        other.execute("SELECT fairqueue.message_complete(%s, '{1}')", ([id_],))
+        with ThreadPoolExecutor(1) as pool, Session(engine) as making:
+            made = pool.submit(sql, making, f"SELECT fairqueue.history_add('{DAY_0 + timedelta(1)}', false)")
+            wait_until(lambda: session.scalar(text(WAITING)))
+            other.commit()
+            made.result()
+        assert places(session) == {id_: name(1)}
 
     def test_dequeues_go_on_meanwhile(self, session: Session, other: psycopg.Connection, day_0: None) -> None:
         other.execute("SELECT count(*) FROM fairqueue.history")

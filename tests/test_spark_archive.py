@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import psycopg
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sqlalchemy import Engine
 
 pytest.importorskip("adbc_driver_postgresql")
 
@@ -28,11 +30,12 @@ from fairqueue.spark.engine.feeds import Offset
 from fairqueue.spark.engine.place import Place
 from fairqueue.spark.engine.reading import Selection, arrow_schema
 from fairqueue.testing._databases import Databases
+from tests.acts import stop_clock, wait_until
 from tests.fixtures.connections import Raw
 from tests.fixtures.postgres import libpq
-from tests.histories import COLUMNS, DAY, add, add_days, history, noon, ordered, row
+from tests.histories import COLUMNS, DAY, add, add_days, history, noon, ordered, release, row
 from tests.idling import connections, ended_after
-from tests.observing import value
+from tests.observing import observer, value, waits_for_a_lock
 
 SCHEMA = arrow_schema(Selection("history"))
 STEPS = ["begun", "staged", "recorded", "moved", "published", "finished", "released"]
@@ -334,11 +337,53 @@ class TestRelease:
         assert DAY in run(archive, age=0).released
         assert [each["message_id"] for each in archived(folder)].count(99) == 1
 
+    def test_not_a_day_that_goes_on(self, engine: Engine, filled: psycopg.Connection[Any]) -> None:
+        midnight = int(noon(0.5).timestamp() * 1000)
+        stop_clock(engine, midnight - 1)
+        with pytest.raises(psycopg.DatabaseError, match="day must be over: 2026-03-28 is not"):
+            release(filled, DAY)
+        filled.rollback()
+        stop_clock(engine, midnight)
+        release(filled, DAY)
+
+    @pytest.mark.parametrize("days", [(0, 1, 2), ()], ids=["partitions", "default"])
+    def test_only_that_day(self, connection: psycopg.Connection[Any], days: Sequence[int]) -> None:
+        """Once all feeds have read it, whatever they have read of those before and after."""
+        add_days(connection, *days)
+        for number, day in enumerate((1, 0, 2)):
+            add(connection, [row(number, day)])
+            connection.commit()
+        xid = history(connection, "message_id = 0")[0]["xid"]
+        connection.execute("SELECT fairqueue.feed_move('slow', %s::text::xid8, 0)", (xid,))
+        with pytest.raises(psycopg.DatabaseError, match="the feed slow has not read all of 2026-03-29"):
+            release(connection, DAY + timedelta(days=1))
+        connection.rollback()
+        connection.execute("SELECT fairqueue.feed_move('slow', %s::text::xid8, 1)", (xid,))
+        release(connection, DAY + timedelta(days=1))
+        connection.commit()
+        assert self.days(connection) == {DAY: 1, DAY + timedelta(days=2): 1}
+
+    def test_what_is_written_while_it_waits(self, filled: psycopg.Connection[Any], raw: Raw, database_url: str) -> None:
+        """It gives up soon; and where it doesn't, it counts what has come."""
+        open_, watching = raw(database_url), observer(raw, database_url)
+        add(open_, [row(99)])
+        filled.execute("SET statement_timeout = '20s'")
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            release(filled, DAY)
+        filled.rollback()
+        filled.execute("ALTER FUNCTION fairqueue.history_release SET lock_timeout = '20s'")
+        filled.commit()
+        with ThreadPoolExecutor(1) as pool:
+            released = pool.submit(release, filled, DAY)
+            wait_until(lambda: waits_for_a_lock(watching, filled))
+            open_.commit()
+            with pytest.raises(psycopg.DatabaseError, match="2026-03-28 has 8 rows with checksum"):
+                released.result()
+
     @pytest.mark.parametrize(
         ("call", "message"),
         [
             ("NULL, 0, 0", "day, rows and checksum must not be null"),
-            ("current_date + 1, 0, 0", "day must be over: "),
             ("'2026-03-28', 7, 1", "2026-03-28 has 7 rows with checksum "),
         ],
     )

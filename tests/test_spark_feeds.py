@@ -24,7 +24,7 @@ from tests.acts import move_clock, stop_clock, wait_until
 from tests.days import at, finished, maintain, name, partitions, places
 from tests.fixtures.connections import Raw
 from tests.fixtures.postgres import libpq
-from tests.histories import add, add_days, history, row
+from tests.histories import DAY, add, add_days, history, release, row
 from tests.observing import value
 
 FIRST, SECOND = "history_2026_03_28", "history_2026_03_29"  # partitions of add_days(0, 1)
@@ -265,15 +265,40 @@ class TestRetention:
     def test_of_rows_without_a_partition(
         self, session: Session, place: Place, connection: psycopg.Connection[Any]
     ) -> None:
-        """Those in history_default are deleted, and noticed, too."""
+        """Those in history_default are deleted when they have been read, and noticed, too."""
         connection.execute("DELETE FROM fairqueue.history")
         add(connection, [row(1)])
+        connection.execute("SELECT fairqueue.feed_move('slow', pg_current_xact_id(), 1)")
+        connection.commit()
+        assert maintain(session)
+        assert places(session) == {1: "history_default"}
+        connection.execute("SELECT fairqueue.feed_forget('slow')")
         connection.commit()
         start = Feed(place).begin()
         assert maintain(session)
         assert places(session) == {}
         with pytest.raises(FairqueueError, match="history was dropped unread"):
             Feed(place).next(start)
+
+    @pytest.mark.parametrize("days", [(0,), ()], ids=["partition", "default"])
+    @pytest.mark.parametrize("how", ["by age", "released"])
+    def test_is_noticed_by_who_has_read_a_part(
+        self, place: Place, connection: psycopg.Connection[Any], days: Sequence[int], how: str
+    ) -> None:
+        """All but the last message of the last transaction."""
+        add_days(connection, *days)
+        for ids in ([9], [1, 2, 3]):
+            add(connection, [row(id_) for id_ in ids])
+            connection.commit()
+        feed = Feed(place)
+        start = feed.next(feed.begin(), max_rows=3)
+        if how == "released":
+            release(connection, DAY)
+        else:
+            connection.execute("SELECT fairqueue.history_drop('2026-03-29')")
+        connection.commit()
+        with pytest.raises(FairqueueError, match="history was dropped unread"):
+            feed.next(start)
 
     def test_of_what_was_dropped_before(
         self, place: Place, connection: psycopg.Connection[Any], raw: Raw, database_url: str
