@@ -220,6 +220,8 @@ class TestPause:
     @pytest.mark.parametrize("channel", ["acme", None])
     def test_until(self, session: Session, channel: str | None) -> None:
         served = ["globex"] if channel else []
+        self.do(session, fq.pause(channel=channel, until=EARLIER))
+        assert "acme" in take(session, 2)
         self.do(session, fq.pause(channel=channel, until=LATER))
         assert take(session) == served
         self.do(session, fq.pause(channel=channel, until=EARLIER))

@@ -110,6 +110,11 @@ def allow_more(session: Session) -> None:
     session.commit()
 
 
+def add_policy(session: Session) -> None:
+    session.add(fq.Channel(name="full", max_concurrency=2))
+    session.commit()
+
+
 def give_policy_away(session: Session) -> None:
     session.execute(text("UPDATE fairqueue.channel SET queue = 'elsewhere' WHERE name = 'paused'"))
     session.commit()
@@ -142,8 +147,9 @@ def prepare(session: Session, what: Callable[[Session], None]) -> None:
     if what is fail:
         put(session, "leased")
         assert lease_of(session)
-    if what is allow_more:
-        session.add(fq.Channel(name="full", max_concurrency=1))
+    if what in (allow_more, add_policy):
+        limited = fq.Channel(name="full", max_concurrency=1)
+        session.add(limited if what is allow_more else fq.Queue("default", channel_max_concurrency=1))
         put(session, "full", 2)
         assert lease_of(session)
     session.commit()
@@ -151,7 +157,7 @@ def prepare(session: Session, what: Callable[[Session], None]) -> None:
 
 PRODUCING = [
     *(enqueue, enqueue_many, add, copy, redrive, move, fail),
-    *(resume, resume_all, allow_more, give_policy_away, rename_policy, truncate_policies),
+    *(resume, resume_all, allow_more, add_policy, give_policy_away, rename_policy, truncate_policies),
 ]
 
 
