@@ -119,6 +119,22 @@ def test_a_limit_that_is_committed_during_a_dequeue(
     check_invariants(session.connection(), caps=False)
 
 
+def test_a_lease_that_is_held_when_all_are_counted(
+    session: Session, raw: Raw, database_url: str, dequeue_held: Callable[[str, Callable[[], None]], int]
+) -> None:
+    """So that it may have ended, for all that is known, counts toward the limit that its channel gets then, too."""
+    put(session, "acme", 2)
+    (first, _) = leases(session, 2)
+    put(session, "acme", 4)
+    other = raw(database_url)
+    other.execute("SELECT FROM fairqueue.message WHERE id = %s FOR UPDATE", (first.id,))
+    lock = by_a_new_count_of_all(session, first)
+    assert dequeue_held(lock, lambda: limit(session, max_concurrency=2)) == 0
+    other.rollback()
+    assert leases(session) == []
+    check_invariants(session.connection())
+
+
 @pytest.mark.parametrize("limit_it", [limit_channel, limit_all_channels])
 def test_it_is_committed_by_one_that_has_been_at_it_for_long(
     session: Session,

@@ -230,6 +230,23 @@ def test_who_comes_then_does_not(
     assert owed(14 + 7 * 4) == {"d": 19, "late": 6, "c": 4, "e": 4, "a": 3, "b": 3, "f": 3}
 
 
+def test_who_comes_then_does_not_though_less_was_taken_past_others_since(
+    session: Session, owed: Callable[[int], Counter[str]], workers: list[psycopg.Connection]
+) -> None:
+    """What channel d is owed is planned, and a message of it is gone again."""
+    lease_of(session, 1)
+    order = plan_once(session)
+    assert dequeue(workers[0]) == order[:3]
+    session.execute(fq.cancel(order[3]))
+    session.commit()
+    forget_news(session)
+    assert dequeue(workers[1]) == order[4:7]
+    for worker in workers[:2]:
+        worker.commit()
+    put(session, "late", 50)
+    assert owed(33) == {"d": 10, "late": 6, "c": 4, "e": 4, "a": 3, "b": 3, "f": 3}
+
+
 @pytest.fixture
 def waiting(session: Session) -> None:
     """Channel late, which is there before all others, has messages for later."""
