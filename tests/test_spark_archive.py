@@ -385,6 +385,10 @@ class TestRelease:
         [
             ("NULL, 0, 0", "day, rows and checksum must not be null"),
             ("'2026-03-28', 7, 1", "2026-03-28 has 7 rows with checksum "),
+            (
+                "'2026-03-28', 8, (SELECT checksum FROM fairqueue.history_digest('2026-03-28'))",
+                "2026-03-28 has 7 rows with checksum ",
+            ),
         ],
     )
     def test_in_sql(self, filled: psycopg.Connection[Any], call: str, message: str) -> None:

@@ -6,6 +6,7 @@ import itertools
 import time
 import types
 from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,8 +17,10 @@ from sqlalchemy.orm import Session
 
 import fairqueue as fq
 from fairqueue import schema, waiting
-from tests.acts import lease_of, put, sql
+from tests.acts import lease_of, put, sql, wait_until
+from tests.fixtures.connections import Raw
 from tests.fixtures.workers import EngineOf
+from tests.observing import observer, value, waits_for_a_lock
 
 
 class Time:
@@ -132,6 +135,23 @@ class TestEndings:
         assert (endings[1].outcome, endings[1].attempt, endings[1].error) == ("dead", 1, "broken")
         assert endings[1].finished_at is not None
         assert endings[2] == fq.Ending(10**9, None), "never was"
+
+    def test_put_back_while_somebody_asks(self, session: Session, raw: Raw, database_url: str) -> None:
+        """It is dead, or there again: at no moment it is neither, though no history is kept."""
+        sql(session, "SELECT fairqueue.queue_set('default', history_days => 0)")
+        put(session, "acme")
+        (dead,) = lease_of(session)
+        session.execute(fq.fail(dead, retry=False))
+        session.commit()
+        other, asking, watching = raw(database_url), raw(database_url), observer(raw, database_url)
+        other.execute("LOCK TABLE fairqueue.dead_message IN ACCESS EXCLUSIVE MODE")
+        other.execute("SELECT FROM fairqueue.message_redrive(%s)", ([dead.id],))
+        with ThreadPoolExecutor(1) as pool:
+            query = "SELECT outcome FROM fairqueue.message_ending(%s)"
+            told = pool.submit(value, asking, query, [dead.id])
+            wait_until(lambda: waits_for_a_lock(watching, asking))
+            other.commit()
+            assert told.result() == "dead"
 
     def test_of_entities(self, engine: Engine, session: Session) -> None:
         """They are not read again, as their rows are gone."""
