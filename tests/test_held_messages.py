@@ -2,6 +2,7 @@
 
 import itertools
 from collections import Counter, deque
+from typing import Any
 
 import psycopg
 import pytest
@@ -116,6 +117,46 @@ def test_many_channels_have_nothing_else(session: Session, other: psycopg.Connec
         assert waiting < 3 * channels
     other.rollback()
     assert len(lease_of(session, 2 * channels)) == channels
+    check_invariants(session.connection())
+
+
+@pytest.mark.parametrize("policy", [{"max_concurrency": 1}, {"release_interval_ms": 3_600_000}])
+@pytest.mark.parametrize("held", [1, 4])
+def test_those_that_several_have_locked(
+    session: Session, other: psycopg.Connection, raw: Raw, database_url: str, *, policy: dict[str, Any], held: int
+) -> None:
+    """Which doesn't show before they are to be locked. Their channel has room for one, and doesn't fall behind."""
+    session.add(fq.Channel("acme", **policy))
+    acme, globex = put(session, "acme", 5), put(session, "globex", 40)
+    lockers = (other, raw(database_url))
+    for locker in lockers:
+        locker.execute("SELECT FROM fairqueue.message WHERE id = ANY (%s) FOR SHARE", (acme[:held],))
+    served = [message.id for _ in range(2) for message in lease_of(session, 6)]
+    assert served == [*globex[:4], *([acme[1], *globex[4:11]] if held == 1 else globex[4:12])]
+    check_invariants(session.connection())
+    session.commit()
+    for locker in lockers:
+        locker.rollback()
+    assert (acme[0] in [message.id for message in lease_of(session, 6)]) == (held > 1)
+    check_invariants(session.connection())
+
+
+def test_many_that_several_have_locked(
+    session: Session, other: psycopg.Connection, raw: Raw, database_url: str
+) -> None:
+    """After some rounds they keep the room that they were to have, and the next turn knows that they do."""
+    session.add(fq.Channel("acme", max_concurrency=2))
+    acme = put(session, "acme", 60)
+    lockers = (other, raw(database_url))
+    for locker in lockers:
+        locker.execute("SELECT FROM fairqueue.message WHERE id = ANY (%s) FOR SHARE", (acme[:50],))
+    for _ in range(2):
+        assert lease_of(session, 6) == []
+        check_invariants(session.connection())
+        session.commit()
+    for locker in lockers:
+        locker.rollback()
+    assert [message.id for message in lease_of(session, 6)] == acme[:2]
     check_invariants(session.connection())
 
 
