@@ -313,6 +313,21 @@ class TestRaces:
             one.rollback()
             assert told.result() == [{**DONE, "cancel": "cancelled", "take out": "cancelled"}[verb]] * 2
 
+    @pytest.mark.parametrize("verb", [*VERBS, "cancel"])
+    def test_it_has_become_another_s_meanwhile(self, engine: Engine, raw: Raw, database_url: str, verb: str) -> None:
+        """Who waits for a message that was taken back and leased again goes by what it is then."""
+        enqueue(engine)
+        late = pairs(lease(engine))
+        watching, waiting, other = observer(raw, database_url), raw(database_url), raw(database_url)
+        other.execute("UPDATE fairqueue.message SET attempt = attempt + 1")
+        with ThreadPoolExecutor(1) as pool:
+            told = pool.submit(end, waiting, verb, late)
+            wait_until(lambda: waits_for_a_lock(watching, waiting))
+            other.commit()
+            assert told.result() == ["stale"]
+        waiting.commit()
+        assert value(watching, "SELECT attempt FROM fairqueue.message WHERE leased_until IS NOT NULL") == 2
+
     def test_everybody_ends_the_same_leases(self, engine: Engine, raw: Raw, database_url: str) -> None:
         """Eight sessions, four verbs, opposite orders: each lease is ended once, and nobody deadlocks."""
         enqueue(engine, 200)
