@@ -342,13 +342,15 @@ def test_after_a_restore_without_rights(granted: Roles, engine: Engine) -> None:
 
 
 def test_days_of_history_to_come(granted: Roles) -> None:
-    """Who reads history reads them by name, too, as PySpark does."""
+    """Who reads history reads them by name, too, as PySpark does; everybody, where everybody may."""
     place = Identifier(granted.place)
-    granted.owner.execute(SQL("SELECT {}.history_add('2100-01-01', false)").format(place))
-    for kind in granted.kinds:
-        query = "SELECT has_table_privilege(%s, format('%%I.history_2100_01_01', %s::text), 'SELECT')"
-        (row,) = granted.owner.execute(query.encode(), (granted.name(kind), granted.place))
-        assert row == (kind in READERS,)
+    for day, readers in ("01", READERS), ("02", granted.kinds):
+        granted.owner.execute(SQL("SELECT {}.history_add({}, false)").format(place, f"2100-01-{day}"))
+        for kind in granted.kinds:
+            query = "SELECT has_table_privilege(%s, format('%%I.history_2100_01_' || %s, %s::text), 'SELECT')"
+            (row,) = granted.owner.execute(query.encode(), (granted.name(kind), day, granted.place))
+            assert row == (kind in readers,)
+        granted.owner.execute(SQL("GRANT SELECT ON {}.history TO PUBLIC").format(place))
 
 
 class TestJobs:
