@@ -120,6 +120,27 @@ def test_many_channels_have_nothing_else(session: Session, other: psycopg.Connec
     check_invariants(session.connection())
 
 
+def test_a_row_that_refers_to_a_message_holds_it_not(session: Session, other: psycopg.Connection) -> None:
+    """An open transaction with a foreign key: nobody waits for it, and nothing is passed over."""
+    session.execute(text("SET lock_timeout = '1s'"))
+    first, *_, last = put(session, "acme", 9) + put(session, "acme", key="k")
+    refer = b"SELECT FROM fairqueue.message FOR KEY SHARE"
+    other.execute(refer)
+    assert fq.enqueue_unique(session, "acme", "new", key="k", on_conflict="replace") == last
+    assert fq.enqueue_many(session, [{"channel": "acme", "key": "k"}], on_conflict="replace") == [last]
+    session.commit()
+    leases = [message for limit in (1, 6) for message in lease_of(session, limit)]
+    assert [message.id for message in leases] == [*range(first, first + 7)]
+    assert {row.result for row in session.execute(fq.heartbeat(leases))} == {"extended"}
+    session.commit()
+    other.rollback()
+    other.execute(refer)
+    sql(session, "SELECT fairqueue.channel_set('acme', max_concurrency => 8)")
+    assert [message.id for message in lease_of(session, 9)] == [first + 7]
+    assert session.scalar(text("SELECT count(*) FROM fairqueue.signal")) == 0, "all are counted"
+    check_invariants(session.connection())
+
+
 @pytest.mark.parametrize("policy", [{"max_concurrency": 1}, {"release_interval_ms": 3_600_000}])
 @pytest.mark.parametrize("held", [1, 4])
 def test_those_that_several_have_locked(
