@@ -162,6 +162,24 @@ def test_what_is_wrong_is_found_and_mended(
     check_all_served(session, leased)
 
 
+@pytest.mark.parametrize("news", [
+    "UPDATE fairqueue.message SET leased_until = '2000-01-01' WHERE leased_until IS NOT NULL",
+    "UPDATE fairqueue.message SET leased_until = NULL WHERE channel = 'capped'",
+    "DELETE FROM fairqueue.message WHERE channel <> 'later'",
+    "UPDATE fairqueue.message SET dequeue_at = 0 WHERE leased_until IS NULL",
+    "UPDATE fairqueue.queue SET max_concurrency = 1, channel_max_concurrency = 1, channel_weight = 3, paused = true",
+    "UPDATE fairqueue.channel SET max_concurrency = 1, weight = 3, release_interval_ms = 5, paused = NOT paused",
+    "DELETE FROM fairqueue.channel",
+    "DELETE FROM fairqueue.queue",
+    "TRUNCATE fairqueue.message, fairqueue.channel, fairqueue.queue",
+])  # fmt: skip
+def test_what_nobody_has_heard_of_yet_is_not_wrong(session: Session, leased: Leases, news: str) -> None:
+    sql(session, news)
+    assert checked(session) == []
+    lease_of(session)
+    assert checked(session) == []
+
+
 #: A policy that no signal tells of.
 UNTOLD = """
     ALTER TABLE fairqueue.channel DISABLE TRIGGER USER;
