@@ -220,6 +220,7 @@ INSERTS: list[tuple[str, type[psycopg.Error], str]] = [
         "message_payload_size",
     ),
     ("message (channel, key) VALUES ('a', '')", CHECK, "message_key_length"),
+    ("message (channel, key) VALUES ('a', 'k'), ('b', '')", CHECK, "key must have 1 to 255 characters, not 0"),
     ("message (channel, max_attempts) VALUES ('a', 0)", CHECK, "message_max_attempts_range"),
     ("message (channel, backoff) VALUES ('a', 'NaN')", CHECK, "message_backoff_range"),
     *[
