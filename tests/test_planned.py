@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 
 import psycopg
 import pytest
@@ -10,7 +9,7 @@ from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
-from tests.acts import EPOCH, lease_of, move_clock, one_by_one, plan_ahead, put, sql, truncate
+from tests.acts import lease_of, move_clock, one_by_one, plan_ahead, put, sql, truncate
 from tests.fixtures.connections import Raw
 from tests.invariants import check_invariants
 from tests.limiting import NOW, leases, limit
@@ -52,10 +51,7 @@ def test_a_pause_of_the_queue_leaves_plan_and_lanes_alone(twins: Twins, row: boo
     before, stood = planned(twins.session), twins.session.execute(lanes).all()
     twins.session.commit()
     for until, served in ((BLOCKED, 0), (twins.now + HOUR, 0), (None, 5)):
-        at = None if until in (None, BLOCKED) else EPOCH + timedelta(milliseconds=until)
-        pause = "SELECT fairqueue.queue_set('default', paused => :on, resume_at => :at)"
-        sql(twins.session, pause, on=until is not None, at=at)
-        twins.reference.paused_until = until
+        twins.pause(until)
         assert len(twins.serve(5)) == served
         assert planned(twins.session) == before[served:]
         assert twins.session.execute(lanes).all() == stood

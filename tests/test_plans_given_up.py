@@ -115,18 +115,13 @@ def a_channel_that_was_served_by_plan_gets_a_rate(twins: Twins) -> None:
     twins.policy("c", Policy(interval=HOUR))
 
 
-def the_queue_is_paused(twins: Twins, until: int | None = BLOCKED) -> None:
-    sql(twins.session, "SELECT fairqueue.queue_set('default', paused => :on)", on=until is not None)
-    twins.reference.paused_until = until
-
-
 def the_queue_is_paused_and_resumed(twins: Twins) -> None:
-    the_queue_is_paused(twins)
+    twins.pause()
     twins.put("new")
     assert twins.serve(5) == []
     assert fq.check(twins.session) == []
     twins.session.commit()
-    the_queue_is_paused(twins, None)
+    twins.pause(None)
 
 
 def the_queue_gets_a_limit(twins: Twins) -> None:

@@ -1,7 +1,7 @@
 """A queue and the reference side by side: whatever happens to one happens to the other."""
 
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from sqlalchemy import text
 from sqlalchemy.orm import Session
@@ -35,6 +35,11 @@ def planned(session: Session) -> list[tuple[str, int]]:
     return [(row.channel, row.id) for row in rows]
 
 
+def _resume_at(until: int | None) -> datetime | None:
+    """The end of a pause as policies have it."""
+    return None if until in (None, BLOCKED) else EPOCH + timedelta(milliseconds=until)
+
+
 class Twins:
     """A queue, and the reference, to which the same happens."""
 
@@ -64,19 +69,24 @@ class Twins:
         return ids
 
     def policy(self, channel: str, policy: Policy) -> None:
-        until = policy.paused_until
         self.session.merge(
             fq.Channel(
                 channel,
                 weight=policy.weight,
                 max_concurrency=policy.max_concurrency,
                 release_interval_ms=policy.interval or None,
-                paused=until is not None,
-                resume_at=None if until in (None, BLOCKED) else EPOCH + timedelta(milliseconds=until),
+                paused=policy.paused_until is not None,
+                resume_at=_resume_at(policy.paused_until),
             )
         )
         self.session.commit()
         self.reference.set_policy(channel, policy)
+
+    def pause(self, until: int | None = BLOCKED) -> None:
+        """The whole queue; None ends it."""
+        pause = "SELECT fairqueue.queue_set('default', paused => :on, resume_at => :at)"
+        sql(self.session, pause, on=until is not None, at=_resume_at(until))
+        self.reference.paused_until = until
 
     def remove(self, ids: Sequence[int]) -> list[tuple[str, Entry]]:
         """From the reference; the queue was told already."""
