@@ -138,6 +138,8 @@ def test_extreme_messages(session: Session, face: str) -> None:
     """Neither the library nor the database minds."""
     for row in EXTREMES:
         FACES[face](session, {"channel": "acme", **row})
+        stored = session.scalars(select(fq.Message.channel)).all()
+        assert stored == ["acme"] * (2 if face in ("enqueue_many", "enqueue_copy") else 1), row
         session.rollback()
 
 
