@@ -36,7 +36,6 @@ DECLARE
     v_until timestamptz;
     v_got integer;
     v_rest integer;
-    v_rounds integer := 0;
     v_has_urgent boolean;
     v_has_news boolean;
     v_has_pause boolean;
@@ -304,11 +303,8 @@ BEGIN
             CONTINUE;
         END IF;
 
-        v_rounds := v_rounds + 1;
         RETURN QUERY
-        -- After some rounds what others hold keeps its room, so that many such messages at the head of a channel with
-        -- little room don't make one turn long.
-        SELECT * FROM scheduler_serve_shares(r, v_want, v_demand, v_lanes, v_bound_tag, v_bound_since, v_rounds > 8,
+        SELECT * FROM scheduler_serve_shares(r, v_want, v_demand, v_lanes, v_bound_tag, v_bound_since,
             v_clock, v_until, v_worker);
 
         GET DIAGNOSTICS v_got = ROW_COUNT;

@@ -5,11 +5,10 @@
 --
 -- Looks at no more than so many lanes, the first ones, and deals out demand messages to them: more of either than are
 -- wanted where the last try came out short, as lanes turned out to be empty or at a limit. Serves nothing from
--- bound_tag and bound_since on, where the next message of the plan stands. keep: a message that somebody else holds
--- keeps its room under a limit until the next turn. Returns what message_dequeue returns.
+-- bound_tag and bound_since on, where the next message of the plan stands. Returns what message_dequeue returns.
 -- Locks: the messages that it leases, passing over those that somebody else holds; and the lanes that it changes.
 CREATE FUNCTION scheduler_serve_shares(
-    r rotation, want integer, demand integer, lanes integer, bound_tag bigint, bound_since bigint, keep boolean,
+    r rotation, want integer, demand integer, lanes integer, bound_tag bigint, bound_since bigint,
     clock timestamptz, lease_end timestamptz, worker text
 ) RETURNS SETOF leased_message
 LANGUAGE plpgsql
@@ -17,10 +16,10 @@ SET search_path FROM CURRENT
 AS $$
 #variable_conflict use_column
 DECLARE
-    v_clock CONSTANT timestamptz := $8;
-    v_until CONSTANT timestamptz := $9;
-    v_worker CONSTANT text := $10;
-    v_now CONSTANT bigint := unix_ms($8);
+    v_clock CONSTANT timestamptz := $7;
+    v_until CONSTANT timestamptz := $8;
+    v_worker CONSTANT text := $9;
+    v_now CONSTANT bigint := unix_ms($7);
 BEGIN
     RETURN QUERY
     -- The lanes that can have a part in the next want messages: those with the lowest tags.
@@ -44,9 +43,7 @@ BEGIN
     ), shares AS (
         SELECT c.*, greatest(1, least(demand,
                 floor((min(c.level) OVER () - (c.tag - r.vtime)) / c.step + 0.000001) + 1))::integer AS share,
-            count(*) OVER () = lanes AS cut, pg_current_snapshot() AS snapshot,
-            age(pg_snapshot_xmin(pg_current_snapshot())::xid) AS oldest,
-            age(pg_snapshot_xmax(pg_current_snapshot())::xid) AS newest,
+            count(*) OVER () = lanes AS cut,
             first_value(c.tag) OVER w AS last_tag, first_value(c.since) OVER w AS last_since
         FROM levels c
         WINDOW w AS (ORDER BY c.tag DESC, c.since DESC)
@@ -63,10 +60,10 @@ BEGIN
         FROM shares s
         LEFT JOIN LATERAL (
             SELECT m.ctid AS row, m.id, m.dequeue_at, lane_step(m.cost, s.weight) AS step,
-                CASE WHEN row_is_held(m.ctid, m.xmax, s.oldest, s.newest, s.snapshot) THEN
-                    -- It may be this transaction that holds it, or somebody who doesn't mind.
-                    NOT EXISTS (SELECT FROM message x WHERE x.ctid = m.ctid FOR NO KEY UPDATE SKIP LOCKED)
-                ELSE false END AS is_held
+                -- Of a row that nobody has ever locked or changed there is nothing to try. Of others xmax doesn't tell:
+                -- those who hold it may be several, may not mind this, or may be this transaction.
+                m.xmax <> '0' AND NOT EXISTS (
+                    SELECT FROM message x WHERE x.ctid = m.ctid FOR NO KEY UPDATE SKIP LOCKED) AS is_held
             FROM message m
             WHERE m.queue = r.queue AND m.channel = s.channel AND m.leased_until IS NULL
                 AND (m.dequeue_at, m.id) >= (s.head_at, s.head_id)
@@ -107,10 +104,9 @@ BEGIN
         RETURNING m.id, m.channel, m.attempt, m.payload, m.body, m.state, m.error, m.dequeue_at, m.cost,
             m.created_at, m.leased_until, m.key, m.forgiven, m.first_leased_at, h.place
     -- A message that was passed over here, because somebody else locked or changed it just now, is news for the next
-    -- turn. Its room goes to the next one, when the caller tries again; or, with keep, it waits for the next turn as well.
+    -- turn. Its room goes to the next one, when the caller tries again.
     ), passed AS MATERIALIZED (
-        SELECT k.lane, m.channel, k.dequeue_at, k.id,
-            keep AND (k.is_counted OR r.max_concurrency IS NOT NULL) AS is_counted
+        SELECT k.lane, m.channel, k.dequeue_at, k.id
         FROM marked k JOIN message m ON m.ctid = k.row
         WHERE k.taken
             AND (SELECT count(*) FROM leased) < (SELECT count(*) FROM marked t WHERE t.taken)
@@ -138,14 +134,14 @@ BEGIN
                 -- Of the last of all numbers there is none behind it.
                 least(max(k.id) FILTER (WHERE k.is_last), 9223372036854775806) + 1 AS next_id, max(k.dequeue_at) AS last_at
             FROM marked k CROSS JOIN LATERAL (
-                SELECT count(*) AS passed FROM passed p WHERE p.lane = k.lane AND NOT keep) u
+                SELECT count(*) AS passed FROM passed p WHERE p.lane = k.lane) u
             GROUP BY k.lane) m
     ), missed AS (
-        INSERT INTO signal (queue, channel, dequeue_at, message_id, counted, urgent)
-        SELECT r.queue, p.channel, p.dequeue_at, p.id, CASE WHEN p.is_counted THEN r.turn END, true
+        INSERT INTO signal (queue, channel, dequeue_at, message_id, urgent)
+        SELECT r.queue, p.channel, p.dequeue_at, p.id, true
         FROM passed p
         UNION ALL
-        SELECT r.queue, (SELECT l.channel FROM lane l WHERE l.ctid = v.lane), v.held_at, v.held_id, NULL, true
+        SELECT r.queue, (SELECT l.channel FROM lane l WHERE l.ctid = v.lane), v.held_at, v.held_id, true
         FROM moves v
         WHERE v.held_at IS NOT NULL
     ), moved AS (
@@ -177,8 +173,7 @@ BEGIN
             lease_floor = least(r.lease_floor, v_until), idle_floor = r.idle_floor, swept = r.swept,
             max_concurrency = r.max_concurrency, paused_until = r.paused_until,
             running = CASE WHEN r.max_concurrency IS NULL THEN 0
-                ELSE r.running + (SELECT count(*) FROM leased)::integer
-                    + (SELECT count(*) FROM passed p WHERE p.is_counted)::integer END,
+                ELSE r.running + (SELECT count(*) FROM leased)::integer END,
             counted_from = r.counted_from, clock = r.clock, maintain_at = r.maintain_at,
             place = r.place, planned = r.planned,
             ahead = least(r.ahead + (SELECT count(*) FROM leased), plan_most()), plan_at = r.plan_at,
