@@ -93,7 +93,7 @@ class Reference:
         self.urgent_news: list[tuple[str, tuple[int, int] | None]] = []
         #: Channels whose limits are looked at anew, because of a new policy or as a lease ended that counted.
         self.reviewed: set[str] = set()
-        #: The policy of the queue, and whether the next dequeue has to look at all channels because of it.
+        #: The policy of the queue, and whether the next dequeue has to look at all channels because of that of these.
         self.max_concurrency: int | None = None
         self.paused_until: int | None = None
         self.changed = False
@@ -126,6 +126,14 @@ class Reference:
         self.channels[name].policy = policy
         self.urgent_news.append((name, None))
         self.reviewed.add(name)
+
+    def set_limit(self, max_concurrency: int | None) -> None:
+        """Of the whole queue. With the first one leases are counted, also of those that had counted theirs."""
+        if self.max_concurrency is None and max_concurrency is not None:
+            for name, channel in self.channels.items():
+                if channel.policy.max_concurrency is not None and channel.running:
+                    self.set_policy(name, channel.policy)
+        self.max_concurrency = max_concurrency
 
     def dequeue(self, n: int, now: int, seen: Sequence[int] = ()) -> list[tuple[str, int]]:
         """The next n messages; `seen`, what was served in fact, settles the order of channels that are vague."""

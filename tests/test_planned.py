@@ -64,6 +64,40 @@ def test_a_pause_of_the_queue_leaves_plan_and_lanes_alone(twins: Twins, row: boo
     twins.drain(7)
 
 
+def test_a_limit_of_the_queue_leaves_plan_and_lanes_alone(twins: Twins) -> None:
+    """It holds, and ends, at once, however many channels there are; only the first one has what runs counted."""
+    sql(twins.session, "INSERT INTO fairqueue.queue (name) VALUES ('default')")
+    lanes = text("SELECT l.ctid::text, l.xmin::text FROM fairqueue.lane l ORDER BY l.ctid")
+    marks = text("SELECT id, counted FROM fairqueue.message WHERE leased_until IS NOT NULL ORDER BY id")
+    left, stood = planned(twins.session), twins.session.execute(lanes).all()
+    running = len(twins.leases)
+    for at, served, is_first in (
+        (running + 2, 2, True),
+        (running + 5, 3, False),
+        (1, 0, False),
+        (None, 4, False),
+        (running + 12, 3, True),
+    ):
+        before = {row.id: row.counted for row in twins.session.execute(marks)}
+        twins.limit(at)
+        assert len(twins.serve(4)) == served
+        left = left[served:]
+        assert planned(twins.session) == left
+        assert twins.session.execute(lanes).all() == stood
+        after = {row.id: row.counted for row in twins.session.execute(marks)}
+        assert len(after) == len(before) + served
+        if is_first:
+            assert len(set(after.values())) == 1
+            assert None not in after.values()
+        else:
+            assert {id_: after[id_] for id_ in before} == before
+        assert fq.check(twins.session) == []
+        twins.session.commit()
+    twins.limit(None)
+    twins.open()
+    twins.drain(7)
+
+
 def test_news_before_and_behind_what_is_planned(twins: Twins) -> None:
     """The signal of both tells of the time of one, and of the id of the other."""
     assert "f" in dict(planned(twins.session))

@@ -125,9 +125,8 @@ def the_queue_is_paused_and_resumed(twins: Twins) -> None:
 
 
 def the_queue_gets_a_limit(twins: Twins) -> None:
-    sql(twins.session, "SELECT fairqueue.queue_set('default', max_concurrency => 1000)")
-    twins.reference.max_concurrency = 1000
-    twins.reference.changed = True
+    sql(twins.session, "INSERT INTO fairqueue.queue (name) VALUES ('default')")
+    twins.limit(1000)
 
 
 def a_lease_runs_out(twins: Twins) -> None:

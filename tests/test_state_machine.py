@@ -337,12 +337,13 @@ class QueueMachine(RuleBasedStateMachine):
         self.session.commit()
 
     def queue_is(self, limit: int | None, attempts: int, until: int | None, defaults: Policy) -> None:
-        # A pause alone is no reason to look at all channels.
-        self.reference.changed |= (limit, defaults) != (self.reference.max_concurrency, self.defaults)
+        # What holds for the whole queue is no reason to look at all channels.
+        self.reference.changed |= defaults != self.defaults
         self.defaults, self.max_attempts = defaults, attempts
-        self.reference.max_concurrency, self.reference.paused_until = limit, until
         for name, channel in self.reference.channels.items():
             channel.policy = self.policy(name)
+        self.reference.set_limit(limit)
+        self.reference.paused_until = until
 
     @rule()
     def repair(self) -> None:

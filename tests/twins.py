@@ -88,6 +88,11 @@ class Twins:
         sql(self.session, pause, on=until is not None, at=_resume_at(until))
         self.reference.paused_until = until
 
+    def limit(self, max_concurrency: int | None) -> None:
+        """The whole queue; None ends it."""
+        sql(self.session, "UPDATE fairqueue.queue SET max_concurrency = :n", n=max_concurrency)
+        self.reference.set_limit(max_concurrency)
+
     def remove(self, ids: Sequence[int]) -> list[tuple[str, Entry]]:
         """From the reference; the queue was told already."""
         removed = [self.left.pop(id_) for id_ in ids]

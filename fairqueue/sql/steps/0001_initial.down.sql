@@ -10,7 +10,7 @@ END
 $$;
 -- They take or return a row of rotation or queue, or the type.
 DROP FUNCTION message_dequeue, scheduler_serve, scheduler_serve_heads, scheduler_serve_plan, scheduler_serve_shares;
-DROP FUNCTION scheduler_settle, signal_policy;
+DROP FUNCTION scheduler_limit, scheduler_settle, signal_policy;
 DROP TYPE leased_message;
 DROP TABLE channel, dead_message, dropped, feed, history, lane, load, message, plan, queue, rotation, signal, stage,
     taken;

@@ -520,8 +520,8 @@ CREATE TABLE rotation (
 --   counted                     a lease of the channel that was counted in that turn has ended
 --   message_id and counted      ended, or will: message_id was held by somebody else when leases were counted
 --   message_id                  its lease ends before the scheduler would look: a user has set leased_until
---   none of these               the policy of the channel changed; without a channel, that of the queue
---   dequeue_at, no channel      only the pause of the queue changed: none of its lanes is to be looked at for it
+--   none of these               the policy of the channel changed; without a channel, that of all by their queue
+--   dequeue_at, no channel      only what holds for the whole queue changed, its pause or its max_concurrency
 --
 -- Written by the triggers, append-only, in the writer's own transaction, so that enqueueing waits for nobody.
 -- Dequeues fold signals into lanes and delete them (scheduler_fold). The transaction id, not the order of arrival,
@@ -2886,10 +2886,10 @@ RETURN CASE WHEN age(xmax) > oldest THEN false WHEN age(xmax) <= newest THEN age
 
 -- Brings the lanes of some channels up to date with what is known of these.
 --
--- Called by scheduler_fold, scheduler_sweep and scheduler_rebuild, within the turn. For each channel: (ats[i], ids[i])
--- is a place from which on there may be ready messages, or null; ended[i] is how many counted leases have ended;
--- running[i], where it isn't null, is how many there are, counted anew in this turn. The policy is read again each time.
--- With rebuild, the place is that of the first ready message, and null says that there is none.
+-- Called by scheduler_fold, scheduler_sweep, scheduler_limit and scheduler_rebuild, within the turn. For each channel:
+-- (ats[i], ids[i]) is a place from which on there may be ready messages, or null; ended[i] is how many counted leases
+-- have ended; running[i], where it isn't null, is how many there are, counted anew in this turn. The policy is read
+-- again each time. With rebuild, the place is that of the first ready message, and null says that there is none.
 --
 -- A channel that becomes active starts at max(its own tag, vtime, the rotation's arrival_tag): neither a pause nor a new
 -- name gains anything. One that has planned messages isn't new: it stands behind these.
@@ -3114,14 +3114,14 @@ $$;
 --
 -- Returns the new horizon, the number of activations so far, the earliest time at which a lane that now waits is due,
 -- whether one has a limit whose leases nobody counted (scheduler_activate), how many leases that the queue counted have
--- ended, whether the policy of the queue changed, whether its pause did, whether signals may be left, of how many channels
--- those that it folded told, the message that the last of the folded transactions began with: about the first of those
--- that what is left tells of; and the earliest end of those leases that users have set.
+-- ended, whether what the queue says of its channels changed, whether what it says of itself did, whether signals may be
+-- left, of how many channels those that it folded told, the message that the last of the folded transactions began with:
+-- about the first of those that what is left tells of; and the earliest end of those leases that users have set.
 CREATE FUNCTION scheduler_fold(
     queue text, is_urgent boolean, turn bigint, vtime bigint, now_ms bigint, max_signals integer, counted_from bigint,
     INOUT horizon xid8, INOUT open xid8[], INOUT activations bigint,
-    OUT due_floor bigint, OUT uncounted boolean, OUT ended integer, OUT queue_changed boolean,
-    OUT pause_changed boolean, OUT more boolean, OUT told integer, OUT first_id bigint, OUT lease_floor timestamptz
+    OUT due_floor bigint, OUT uncounted boolean, OUT ended integer, OUT channels_changed boolean,
+    OUT queue_changed boolean, OUT more boolean, OUT told integer, OUT first_id bigint, OUT lease_floor timestamptz
 )
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -3210,8 +3210,8 @@ BEGIN
             (array_agg(b.xid ORDER BY b.xid DESC))[1] AS last,
             count(*) FILTER (WHERE b.is_end AND b.counted >= v_counted_from) AS ended,
             coalesce(bool_or(b.channel IS NULL AND b.message_id IS NULL AND b.dequeue_at IS NULL), false)
-                AS queue_changed,
-            coalesce(bool_or(b.channel IS NULL AND b.dequeue_at IS NOT NULL), false) AS pause_changed,
+                AS channels_changed,
+            coalesce(bool_or(b.channel IS NULL AND b.dequeue_at IS NOT NULL), false) AS queue_changed,
             array_agg(b.message_id) FILTER (WHERE b.channel IS NULL AND b.message_id IS NOT NULL) AS leases,
             -- Of those that began before and enqueued late there may be many, but hardly ever is one of them the last.
             coalesce((array_agg(b.message_id ORDER BY b.xid DESC, b.message_id) FILTER (WHERE NOT b.is_late))[1],
@@ -3219,9 +3219,9 @@ BEGIN
             (SELECT count(*) FROM again) AS doubtful
         FROM batch b
     )
-    SELECT pg_current_snapshot(), c.folded, c.late, c.last, c.ended, c.queue_changed, c.pause_changed, c.doubtful,
+    SELECT pg_current_snapshot(), c.folded, c.late, c.last, c.ended, c.channels_changed, c.queue_changed, c.doubtful,
         c.first_id, c.leases, l.channels, l.ats, l.ids, l.ended, l.changed
-    INTO v_snapshot, v_folded, v_late, v_last, ended, queue_changed, pause_changed, v_doubtful, first_id, v_leases,
+    INTO v_snapshot, v_folded, v_late, v_last, ended, channels_changed, queue_changed, v_doubtful, first_id, v_leases,
         v_channels, v_ats, v_ids, v_ended, v_changed
     FROM counts c, news_lists l;
 
@@ -3278,6 +3278,41 @@ BEGIN
     FROM scheduler_activate(v_queue, coalesce(v_counted_from, v_turn), vtime, now_ms, v_channels, v_ats, v_ids,
         v_ended, v_running, false,
         v_activations) a;
+END
+$$;
+
+-- The state of a queue with what holds for the whole of it, its pause and its max_concurrency, read again.
+--
+-- Called by scheduler_serve, within the turn, when only these changed. Where there was no max_concurrency, all leases are
+-- counted, and marked as counted in this turn; and with them those of lanes that count theirs, which go by the same marks.
+-- No other lane is touched, and the plan stays. From one max_concurrency to another the count goes on.
+-- Locks: as scheduler_recount; and the lanes that count leases.
+CREATE FUNCTION scheduler_limit(r rotation, now_ms bigint) RETURNS rotation
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_was_counted CONSTANT boolean := r.max_concurrency IS NOT NULL;
+    v_channels text[];
+    v_running integer[];
+BEGIN
+    SELECT q.max_concurrency, paused_until(q.paused, q.resume_at) INTO r.max_concurrency, r.paused_until
+    FROM (SELECT) AS one LEFT JOIN queue q ON q.name = r.queue;
+    IF r.max_concurrency IS NULL THEN
+        r.running := 0;
+    ELSIF NOT v_was_counted THEN
+        v_channels := ARRAY(SELECT l.channel FROM lane l WHERE l.queue = r.queue AND l.running > 0);
+        r.counted_from := r.turn;
+        SELECT c.running, c.total INTO v_running, r.running
+        FROM scheduler_recount(
+            r.queue, r.turn, v_channels, array_fill(true, ARRAY[cardinality(v_channels)]), true, NULL) c;
+        SELECT a.activations, least(a.due_floor, r.due_floor) INTO r.activations, r.due_floor
+        FROM scheduler_activate(r.queue, r.turn, r.vtime, now_ms, v_channels,
+            array_fill(NULL::bigint, ARRAY[cardinality(v_channels)]),
+            array_fill(NULL::bigint, ARRAY[cardinality(v_channels)]), NULL, v_running, false, r.activations) a;
+    END IF;
+    RETURN r;
 END
 $$;
 
@@ -3590,10 +3625,10 @@ $$;
 
 -- Derives everything that the scheduler keeps for a queue anew from the rows of message, channel and queue.
 --
--- Called by scheduler_serve, within the turn, when the policy of the whole queue changed, when messages were truncated,
--- and when the clock was set back; and by queue_repair, where it is thorough: what is kept may be wrong then, and is
--- not gone by. Otherwise it looks from the heads of lanes and the first lease on, as what comes before are the entries
--- of served messages, which an old snapshot keeps. Tags stay: whom the rotation owes what can't be derived.
+-- Called by scheduler_serve, within the turn, when what the queue says of its channels changed, when messages were
+-- truncated, and when the clock was set back; and by queue_repair, where it is thorough: what is kept may be wrong
+-- then, and is not gone by. Otherwise it looks from the heads of lanes and the first lease on, as what comes before are
+-- the entries of served messages, which an old snapshot keeps. Tags stay: whom the rotation owes what can't be derived.
 -- Locks: the lanes of the queue; its leases, as far as nobody else holds them (scheduler_recount).
 --
 -- Returns what is to be written to rotation (lease_floor by queue_repair alone), and whether a lane has a limit whose
@@ -3781,10 +3816,10 @@ $$;
 
 -- Counts the leases of some channels, and marks them as counted in this turn: each will signal its end.
 --
--- Called by scheduler_fold for channels whose policy changed, and by scheduler_rebuild for all, within the turn. Leases
--- taken without a limit aren't counted one by one; this is what catches up when a limit is set, and what replaces a
--- number that is in doubt. A lease that somebody else holds, so that it can't be marked, counts too: a signal has it
--- looked at again (see signal) until it is over.
+-- Called by scheduler_fold for channels whose policy changed, by scheduler_limit for those that count their leases, and
+-- by scheduler_rebuild for all, within the turn. Leases taken without a limit aren't counted one by one; this is what
+-- catches up when a limit is set, and what replaces a number that is in doubt. A lease that somebody else holds, so
+-- that it can't be marked, counts too: a signal has it looked at again (see signal) until it is over.
 -- Locks: the leases it marks, until the end of the transaction. It waits for nobody.
 --
 -- Returns for each channel the number of its leases, null where it has no max_concurrency or none is wanted; and with
@@ -3910,7 +3945,7 @@ DECLARE
     v_rest integer;
     v_has_urgent boolean;
     v_has_news boolean;
-    v_has_pause boolean;
+    v_is_changed boolean;
     v_told integer;
     v_first_id bigint;
     v_rebuild boolean := false;
@@ -4007,16 +4042,16 @@ BEGIN
         END IF;
         IF v_has_urgent THEN
             SELECT f.horizon, f.open, f.activations, least(f.due_floor, r.due_floor), greatest(r.running - f.ended, 0),
-                v_rebuild OR f.queue_changed, f.pause_changed, v_uncounted OR f.uncounted, f.more,
+                v_rebuild OR f.channels_changed, f.queue_changed, v_uncounted OR f.uncounted, f.more,
                 least(f.lease_floor, r.lease_floor)
             INTO r.urgent_from, r.urgent_open, r.activations, r.due_floor, r.running,
-                v_rebuild, v_has_pause, v_uncounted, v_has_urgent, r.lease_floor
+                v_rebuild, v_is_changed, v_uncounted, v_has_urgent, r.lease_floor
             FROM scheduler_fold(v_queue, true, r.turn, r.vtime, v_now, 20000,
                 CASE WHEN r.max_concurrency IS NOT NULL THEN r.counted_from END, r.urgent_from,
                 r.urgent_open, r.activations) f;
             v_written := false;
-            IF v_has_pause THEN
-                r.paused_until := (SELECT paused_until(q.paused, q.resume_at) FROM queue q WHERE q.name = v_queue);
+            IF v_is_changed THEN
+                r := scheduler_limit(r, v_now);
             END IF;
             IF r.lease_floor <= v_clock AND NOT v_reclaim THEN
                 -- A user has ended a lease.
@@ -5141,25 +5176,25 @@ REVOKE EXECUTE ON FUNCTION signal_moved FROM PUBLIC;
 -- Tells the scheduler that the policy of a queue changed, from what it was to what it is: rows of queue, or null for none.
 --
 -- Called by signal_queue. What is as it was costs nothing: it neither takes back a plan nor looks at all channels. Nor
--- does a pause, which is to hold, and to end, at once, however many channels there are: it has a signal of its own.
+-- does what holds for the whole queue, a pause or max_concurrency, which is to hold, and to end, at once, however many
+-- channels there are: it has a signal of its own.
 -- Locks: none that anybody waits for, but for notifications (queue_notify); it appends rows.
 CREATE FUNCTION signal_policy(name text, before queue, after queue) RETURNS void
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 AS $$
-DECLARE
-    v_was_paused_until CONSTANT bigint := paused_until(before.paused, before.resume_at);
-    v_paused_until CONSTANT bigint := paused_until(after.paused, after.resume_at);
 BEGIN
     -- A queue without a row has the defaults of one.
-    IF ROW(before.max_concurrency, coalesce(before.channel_weight, 1), before.channel_max_concurrency,
+    IF ROW(coalesce(before.channel_weight, 1), before.channel_max_concurrency,
             coalesce(before.channel_release_interval_ms, 0), coalesce(before.channel_burst, 1))
-        IS DISTINCT FROM ROW(after.max_concurrency, coalesce(after.channel_weight, 1), after.channel_max_concurrency,
+        IS DISTINCT FROM ROW(coalesce(after.channel_weight, 1), after.channel_max_concurrency,
             coalesce(after.channel_release_interval_ms, 0), coalesce(after.channel_burst, 1))
     THEN
         INSERT INTO signal (queue, urgent) VALUES (name, true);
-    ELSIF v_was_paused_until IS DISTINCT FROM v_paused_until THEN
-        INSERT INTO signal (queue, dequeue_at, urgent) VALUES (name, coalesce(v_paused_until, 0), true);
+    ELSIF ROW(before.max_concurrency, paused_until(before.paused, before.resume_at))
+        IS DISTINCT FROM ROW(after.max_concurrency, paused_until(after.paused, after.resume_at))
+    THEN
+        INSERT INTO signal (queue, dequeue_at, urgent) VALUES (name, 0, true);
     ELSE
         RETURN;
     END IF;
@@ -5353,7 +5388,7 @@ CREATE TRIGGER message_truncated
 AFTER TRUNCATE ON message
 FOR EACH STATEMENT EXECUTE FUNCTION signal_truncated();
 
--- A changed policy takes effect at the next dequeue, which then goes through all lanes of the queue; but for a pause.
+-- A changed policy takes effect at the next dequeue, which then goes through all lanes of the queue, if it is theirs.
 CREATE TRIGGER queue_changed
 AFTER INSERT OR DELETE OR UPDATE OF name, max_concurrency, paused, resume_at, channel_weight, channel_max_concurrency,
     channel_release_interval_ms, channel_burst

@@ -3,8 +3,8 @@
 --   counted                     a lease of the channel that was counted in that turn has ended
 --   message_id and counted      ended, or will: message_id was held by somebody else when leases were counted
 --   message_id                  its lease ends before the scheduler would look: a user has set leased_until
---   none of these               the policy of the channel changed; without a channel, that of the queue
---   dequeue_at, no channel      only the pause of the queue changed: none of its lanes is to be looked at for it
+--   none of these               the policy of the channel changed; without a channel, that of all by their queue
+--   dequeue_at, no channel      only what holds for the whole queue changed, its pause or its max_concurrency
 --
 -- Written by the triggers, append-only, in the writer's own transaction, so that enqueueing waits for nobody.
 -- Dequeues fold signals into lanes and delete them (scheduler_fold). The transaction id, not the order of arrival,

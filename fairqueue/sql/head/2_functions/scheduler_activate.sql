@@ -1,9 +1,9 @@
 -- Brings the lanes of some channels up to date with what is known of these.
 --
--- Called by scheduler_fold, scheduler_sweep and scheduler_rebuild, within the turn. For each channel: (ats[i], ids[i])
--- is a place from which on there may be ready messages, or null; ended[i] is how many counted leases have ended;
--- running[i], where it isn't null, is how many there are, counted anew in this turn. The policy is read again each time.
--- With rebuild, the place is that of the first ready message, and null says that there is none.
+-- Called by scheduler_fold, scheduler_sweep, scheduler_limit and scheduler_rebuild, within the turn. For each channel:
+-- (ats[i], ids[i]) is a place from which on there may be ready messages, or null; ended[i] is how many counted leases
+-- have ended; running[i], where it isn't null, is how many there are, counted anew in this turn. The policy is read
+-- again each time. With rebuild, the place is that of the first ready message, and null says that there is none.
 --
 -- A channel that becomes active starts at max(its own tag, vtime, the rotation's arrival_tag): neither a pause nor a new
 -- name gains anything. One that has planned messages isn't new: it stands behind these.

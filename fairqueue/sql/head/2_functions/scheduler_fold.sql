@@ -8,14 +8,14 @@
 --
 -- Returns the new horizon, the number of activations so far, the earliest time at which a lane that now waits is due,
 -- whether one has a limit whose leases nobody counted (scheduler_activate), how many leases that the queue counted have
--- ended, whether the policy of the queue changed, whether its pause did, whether signals may be left, of how many channels
--- those that it folded told, the message that the last of the folded transactions began with: about the first of those
--- that what is left tells of; and the earliest end of those leases that users have set.
+-- ended, whether what the queue says of its channels changed, whether what it says of itself did, whether signals may be
+-- left, of how many channels those that it folded told, the message that the last of the folded transactions began with:
+-- about the first of those that what is left tells of; and the earliest end of those leases that users have set.
 CREATE FUNCTION scheduler_fold(
     queue text, is_urgent boolean, turn bigint, vtime bigint, now_ms bigint, max_signals integer, counted_from bigint,
     INOUT horizon xid8, INOUT open xid8[], INOUT activations bigint,
-    OUT due_floor bigint, OUT uncounted boolean, OUT ended integer, OUT queue_changed boolean,
-    OUT pause_changed boolean, OUT more boolean, OUT told integer, OUT first_id bigint, OUT lease_floor timestamptz
+    OUT due_floor bigint, OUT uncounted boolean, OUT ended integer, OUT channels_changed boolean,
+    OUT queue_changed boolean, OUT more boolean, OUT told integer, OUT first_id bigint, OUT lease_floor timestamptz
 )
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -104,8 +104,8 @@ BEGIN
             (array_agg(b.xid ORDER BY b.xid DESC))[1] AS last,
             count(*) FILTER (WHERE b.is_end AND b.counted >= v_counted_from) AS ended,
             coalesce(bool_or(b.channel IS NULL AND b.message_id IS NULL AND b.dequeue_at IS NULL), false)
-                AS queue_changed,
-            coalesce(bool_or(b.channel IS NULL AND b.dequeue_at IS NOT NULL), false) AS pause_changed,
+                AS channels_changed,
+            coalesce(bool_or(b.channel IS NULL AND b.dequeue_at IS NOT NULL), false) AS queue_changed,
             array_agg(b.message_id) FILTER (WHERE b.channel IS NULL AND b.message_id IS NOT NULL) AS leases,
             -- Of those that began before and enqueued late there may be many, but hardly ever is one of them the last.
             coalesce((array_agg(b.message_id ORDER BY b.xid DESC, b.message_id) FILTER (WHERE NOT b.is_late))[1],
@@ -113,9 +113,9 @@ BEGIN
             (SELECT count(*) FROM again) AS doubtful
         FROM batch b
     )
-    SELECT pg_current_snapshot(), c.folded, c.late, c.last, c.ended, c.queue_changed, c.pause_changed, c.doubtful,
+    SELECT pg_current_snapshot(), c.folded, c.late, c.last, c.ended, c.channels_changed, c.queue_changed, c.doubtful,
         c.first_id, c.leases, l.channels, l.ats, l.ids, l.ended, l.changed
-    INTO v_snapshot, v_folded, v_late, v_last, ended, queue_changed, pause_changed, v_doubtful, first_id, v_leases,
+    INTO v_snapshot, v_folded, v_late, v_last, ended, channels_changed, queue_changed, v_doubtful, first_id, v_leases,
         v_channels, v_ats, v_ids, v_ended, v_changed
     FROM counts c, news_lists l;
 

@@ -1,9 +1,9 @@
 -- Derives everything that the scheduler keeps for a queue anew from the rows of message, channel and queue.
 --
--- Called by scheduler_serve, within the turn, when the policy of the whole queue changed, when messages were truncated,
--- and when the clock was set back; and by queue_repair, where it is thorough: what is kept may be wrong then, and is
--- not gone by. Otherwise it looks from the heads of lanes and the first lease on, as what comes before are the entries
--- of served messages, which an old snapshot keeps. Tags stay: whom the rotation owes what can't be derived.
+-- Called by scheduler_serve, within the turn, when what the queue says of its channels changed, when messages were
+-- truncated, and when the clock was set back; and by queue_repair, where it is thorough: what is kept may be wrong
+-- then, and is not gone by. Otherwise it looks from the heads of lanes and the first lease on, as what comes before are
+-- the entries of served messages, which an old snapshot keeps. Tags stay: whom the rotation owes what can't be derived.
 -- Locks: the lanes of the queue; its leases, as far as nobody else holds them (scheduler_recount).
 --
 -- Returns what is to be written to rotation (lease_floor by queue_repair alone), and whether a lane has a limit whose

@@ -1,9 +1,9 @@
 -- Counts the leases of some channels, and marks them as counted in this turn: each will signal its end.
 --
--- Called by scheduler_fold for channels whose policy changed, and by scheduler_rebuild for all, within the turn. Leases
--- taken without a limit aren't counted one by one; this is what catches up when a limit is set, and what replaces a
--- number that is in doubt. A lease that somebody else holds, so that it can't be marked, counts too: a signal has it
--- looked at again (see signal) until it is over.
+-- Called by scheduler_fold for channels whose policy changed, by scheduler_limit for those that count their leases, and
+-- by scheduler_rebuild for all, within the turn. Leases taken without a limit aren't counted one by one; this is what
+-- catches up when a limit is set, and what replaces a number that is in doubt. A lease that somebody else holds, so
+-- that it can't be marked, counts too: a signal has it looked at again (see signal) until it is over.
 -- Locks: the leases it marks, until the end of the transaction. It waits for nobody.
 --
 -- Returns for each channel the number of its leases, null where it has no max_concurrency or none is wanted; and with

@@ -38,7 +38,7 @@ DECLARE
     v_rest integer;
     v_has_urgent boolean;
     v_has_news boolean;
-    v_has_pause boolean;
+    v_is_changed boolean;
     v_told integer;
     v_first_id bigint;
     v_rebuild boolean := false;
@@ -135,16 +135,16 @@ BEGIN
         END IF;
         IF v_has_urgent THEN
             SELECT f.horizon, f.open, f.activations, least(f.due_floor, r.due_floor), greatest(r.running - f.ended, 0),
-                v_rebuild OR f.queue_changed, f.pause_changed, v_uncounted OR f.uncounted, f.more,
+                v_rebuild OR f.channels_changed, f.queue_changed, v_uncounted OR f.uncounted, f.more,
                 least(f.lease_floor, r.lease_floor)
             INTO r.urgent_from, r.urgent_open, r.activations, r.due_floor, r.running,
-                v_rebuild, v_has_pause, v_uncounted, v_has_urgent, r.lease_floor
+                v_rebuild, v_is_changed, v_uncounted, v_has_urgent, r.lease_floor
             FROM scheduler_fold(v_queue, true, r.turn, r.vtime, v_now, 20000,
                 CASE WHEN r.max_concurrency IS NOT NULL THEN r.counted_from END, r.urgent_from,
                 r.urgent_open, r.activations) f;
             v_written := false;
-            IF v_has_pause THEN
-                r.paused_until := (SELECT paused_until(q.paused, q.resume_at) FROM queue q WHERE q.name = v_queue);
+            IF v_is_changed THEN
+                r := scheduler_limit(r, v_now);
             END IF;
             IF r.lease_floor <= v_clock AND NOT v_reclaim THEN
                 -- A user has ended a lease.
