@@ -15,9 +15,11 @@ install := -m pip install --quiet --disable-pip-version-check --no-compile
 unexport PYTHONDONTWRITEBYTECODE
 # The queues that the benchmarks run beside this one.
 peers := awa-pg chancy dbos oban pgmq pgqueuer procrastinate
+# What is locked, but for Spark and the benchmarks.
+extras := asyncpg,cli,demo,embedded,fastapi,flask,pydantic,testing
+comma := ,
 compile := uv pip compile pyproject.toml --group dev --universal --python-version 3.11 --generate-hashes --no-header \
-    --no-annotate --no-emit-index-url --no-emit-find-links --quiet \
-    $(addprefix --extra ,asyncpg cli demo embedded fastapi flask pydantic testing)
+    --no-annotate --no-emit-index-url --no-emit-find-links --quiet $(addprefix --extra ,$(subst $(comma), ,$(extras)))
 
 .DEFAULT_GOAL := help
 .PHONY: help test soak demo demo-spark example bench bench-full docs lint types check matrix lock clean peers-one-by-one
@@ -61,8 +63,8 @@ types: $(spark)  ## mypy and pyright
 
 check: lint types test  ## lint, types and test
 
-matrix: $(ready) .venv-sa20/.ready  ## the tests on PostgreSQL 14 to 18 and on SQLAlchemy 2.0
-	.venv-sa20/bin/python -m pytest $(PYTEST_ARGS)
+matrix: $(ready) .venv-lowest/.ready  ## the tests on PostgreSQL 14 to 18 and on the lowest versions of what it needs
+	.venv-lowest/bin/python -m pytest $(PYTEST_ARGS)
 	@if ! command -v npm >/dev/null; then echo "No npm here, so other versions of PostgreSQL are skipped."; exit 0; fi; \
 	for version in $$($(python) tools/postgres_versions.py --list); do \
 	    bin=$$($(python) tools/postgres_versions.py $$version) || exit; \
@@ -78,7 +80,7 @@ lock:  ## renew the locks, requirements*.lock (needs uv); they name no host, so 
 	@! grep -n '://' requirements*.lock
 
 clean:  ## remove what these targets made
-	rm -rf .venv .venv-bench .venv-sa20 .pg docs/_build
+	rm -rf .venv .venv-bench .venv-lowest .pg docs/_build
 
 # Installing goes by hash; the project itself is built with the locked build backend, not one fetched for it.
 .venv/.ready: requirements.lock pyproject.toml
@@ -105,9 +107,11 @@ peers-one-by-one:
 	    .venv-bench/bin/python $(install) --constraint .venv-bench/pins $$peer || echo "$$peer is left out."; \
 	done
 
-.venv-sa20/.ready: requirements.lock pyproject.toml
-	test -x .venv-sa20/bin/python || $(PYTHON) -m venv .venv-sa20
-	.venv-sa20/bin/python $(install) --require-hashes -r requirements.lock
-	.venv-sa20/bin/python $(install) --no-deps --no-build-isolation --editable .
-	.venv-sa20/bin/python $(install) 'sqlalchemy>=2.0.40,<2.1'
+# But for what only the tests need: anyio's anyio_mode, stderr apart from stdout by click, a pyparsing without warnings for
+# that Matplotlib; and what they run on is as new as can be.
+.venv-lowest/.ready: pyproject.toml
+	test -x .venv-lowest/bin/python || $(PYTHON) -m venv .venv-lowest
+	uv pip install --quiet --python .venv-lowest --resolution lowest-direct --editable '.[$(extras)]' \
+	    'anyio>=4.12' 'click>=8.2' 'pyparsing>=3.1,<3.3'
+	uv pip install --quiet --python .venv-lowest --group dev
 	touch $@

@@ -270,6 +270,11 @@ def enqueue_copy(session: SyncSession | AnyAsyncSession, rows: Iterable[MessageR
             if connection.dialect.is_async:
                 return await_only(_copy_async(driver, copy, copy_records(rows, now)))
             return _copy(driver, copy, copy_records(rows, now))
+        except Exception as error:
+            # psycopg 3.2 says of a refusal only that the connection is closed.
+            if isinstance(error.__context__, FairqueueError):
+                raise error.__context__ from None
+            raise
         finally:
             for act, refuse in _REFUSED.items():
                 event.remove(connection, act, refuse)

@@ -22,6 +22,7 @@ _CONNECTION = {
     "No such file": "check the host and the port of the database URL, and that the server runs",
     "translate host name": "check the host of the database URL",
     "resolve host": "check the host of the database URL",
+    "not known": "check the host of the database URL",  # of psycopg 3.2
 }
 # Of the driver, about what it can't send or read: the connection is fine.
 _DRIVER = {
