@@ -272,9 +272,9 @@ def enqueue_copy(session: SyncSession | AnyAsyncSession, rows: Iterable[MessageR
             return _copy(driver, copy, copy_records(rows, now))
         except Exception as error:
             # psycopg 3.2 says of a refusal only that the connection is closed.
-            if isinstance(error.__context__, FairqueueError):
-                raise error.__context__ from None
-            raise
+            if isinstance(error, FairqueueError) or not isinstance(error.__context__, FairqueueError):
+                raise
+            raise error.__context__ from None
         finally:
             for act, refuse in _REFUSED.items():
                 event.remove(connection, act, refuse)

@@ -92,6 +92,6 @@ def test_extra_brings_what_it_takes(extra: str, code: str) -> None:
 def test_make_locks_the_extras_that_there_are() -> None:
     root = Path(__file__).parents[1]
     extras = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    found = re.findall(r"--extra (?:,([\w -]+)\)|([\w-]+))", (root / "Makefile").read_text())
-    named = {name for names in found for text in names for name in text.split()}
+    found = re.findall(r"(?:--extra|^extras :=) ([a-z,-]+)", (root / "Makefile").read_text(), re.MULTILINE)
+    named = {name for names in found for name in names.strip(",").split(",")} - {""}
     assert named == extras.keys() - {"spark-worker"}  # which comes with spark
