@@ -285,25 +285,25 @@ def test_what_is_written_again_as_it_was_costs_nothing(session: Session, again: 
     ("act", "told"),
     [
         ("INSERT INTO fairqueue.queue (name) VALUES ('default')", set()),
-        ("INSERT INTO fairqueue.queue (name, paused) VALUES ('default', true)", {"pause"}),
-        ("INSERT INTO fairqueue.queue (name, channel_burst) VALUES ('default', 2)", {"policy"}),
-        ("INSERT INTO fairqueue.queue (name, paused, max_concurrency) VALUES ('default', true, 1)", {"policy"}),
-        ("UPDATE fairqueue.queue SET paused = false WHERE name = 'paused'", {"pause"}),
-        ("UPDATE fairqueue.queue SET resume_at = '2100-01-01' WHERE name = 'paused'", {"pause"}),
+        ("INSERT INTO fairqueue.queue (name, paused) VALUES ('default', true)", {"queue"}),
+        ("INSERT INTO fairqueue.queue (name, channel_burst) VALUES ('default', 2)", {"channels"}),
+        ("INSERT INTO fairqueue.queue (name, paused, max_concurrency) VALUES ('default', true, 1)", {"queue"}),
+        ("UPDATE fairqueue.queue SET paused = false WHERE name = 'paused'", {"queue"}),
+        ("UPDATE fairqueue.queue SET resume_at = '2100-01-01' WHERE name = 'paused'", {"queue"}),
         ("UPDATE fairqueue.queue SET resume_at = '2100-01-01' WHERE name = 'limited'", set()),
-        ("UPDATE fairqueue.queue SET paused = true, channel_weight = 2 WHERE name = 'limited'", {"policy"}),
-        ("DELETE FROM fairqueue.queue WHERE name = 'paused'", {"pause"}),
-        ("DELETE FROM fairqueue.queue WHERE name = 'limited'", {"policy"}),
-        ("UPDATE fairqueue.queue SET name = 'default' WHERE name = 'paused'", {"pause"}),
+        ("UPDATE fairqueue.queue SET paused = true, channel_weight = 2 WHERE name = 'limited'", {"channels"}),
+        ("DELETE FROM fairqueue.queue WHERE name = 'paused'", {"queue"}),
+        ("DELETE FROM fairqueue.queue WHERE name = 'limited'", {"queue"}),
+        ("UPDATE fairqueue.queue SET name = 'default' WHERE name = 'paused'", {"queue"}),
     ],
 )
 def test_a_queue_without_a_row_has_the_defaults_of_one(session: Session, act: str, told: set[str]) -> None:
-    """So only of what becomes another policy has a dequeue to look at all channels; of a pause it has not."""
+    """So only for what becomes another policy of channels has a dequeue to look at all of them."""
     rows = "('paused', true, NULL::integer), ('limited', false, 5)"
     sql(session, f"INSERT INTO fairqueue.queue (name, paused, max_concurrency) VALUES {rows}")
     sql(session, "DELETE FROM fairqueue.signal")
     sql(session, act)
-    signals = text("SELECT CASE WHEN dequeue_at IS NULL THEN 'policy' ELSE 'pause' END FROM fairqueue.signal")
+    signals = text("SELECT CASE WHEN dequeue_at IS NULL THEN 'channels' ELSE 'queue' END FROM fairqueue.signal")
     assert set(session.scalars(signals)) == told
 
 

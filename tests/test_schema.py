@@ -83,7 +83,7 @@ class TestRoads:
             "compare_server_default": True,
             "autogenerate_plugins": [
                 "alembic.autogenerate.*",
-                *filter(find_spec, ["alembic.ext.checkconstraint_byname"]),
+                *(["alembic.ext.checkconstraint_byname"] if find_spec("alembic.ext") else []),  # of a newer one
             ],
         }
 
