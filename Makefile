@@ -13,8 +13,6 @@ spark_if_java := $(if $(or $(JAVA_HOME),$(shell command -v java)),$(spark))
 install := -m pip install --quiet --disable-pip-version-check --no-compile
 # So what it compiles at the first import has to be kept, whatever the environment says: tests start many processes.
 unexport PYTHONDONTWRITEBYTECODE
-# SQLAlchemy 2.0 leaves a connection open where a task is cancelled, which a later test would fail for.
-leaves_open := -W ignore::pytest.PytestUnraisableExceptionWarning
 # The queues that the benchmarks run beside this one.
 peers := awa-pg chancy dbos oban pgmq pgqueuer procrastinate
 # What is locked, but for Spark and the benchmarks.
@@ -65,8 +63,9 @@ types: $(spark)  ## mypy and pyright
 
 check: lint types test  ## lint, types and test
 
+# SQLAlchemy 2.0 leaves a connection open where a task is cancelled, which a later test would fail for.
 matrix: $(ready) .venv-lowest/.ready  ## the tests on PostgreSQL 14 to 18 and on the lowest versions of what it needs
-	.venv-lowest/bin/python -m pytest $(leaves_open) $(PYTEST_ARGS)
+	.venv-lowest/bin/python -m pytest -W ignore::pytest.PytestUnraisableExceptionWarning $(PYTEST_ARGS)
 	@if ! command -v npm >/dev/null; then echo "No npm here, so other versions of PostgreSQL are skipped."; exit 0; fi; \
 	for version in $$($(python) tools/postgres_versions.py --list); do \
 	    bin=$$($(python) tools/postgres_versions.py $$version) || exit; \

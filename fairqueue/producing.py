@@ -271,7 +271,7 @@ def enqueue_copy(session: SyncSession | AnyAsyncSession, rows: Iterable[MessageR
                 return await_only(_copy_async(driver, copy, copy_records(rows, now)))
             return _copy(driver, copy, copy_records(rows, now))
         except Exception as error:
-            # psycopg 3.2 says of a refusal only that the connection is closed.
+            # psycopg up to 3.3.0 says of a refusal only that the connection is closed.
             if isinstance(error, FairqueueError) or not isinstance(error.__context__, FairqueueError):
                 raise
             raise error.__context__ from None

@@ -16,6 +16,9 @@ from tests.limiting import NOW, leases, limit
 from tests.reference import BLOCKED, Entry, Policy
 from tests.twins import HOUR, Twins, heads_of_many, planned
 
+#: Which versions of which rows: the same as long as nobody has written them.
+LANE_ROWS = text("SELECT l.ctid::text, l.xmin::text FROM fairqueue.lane l ORDER BY l.ctid")
+
 
 @pytest.mark.parametrize("limit", [1, 7])
 def test_what_comes_for_a_channel_that_has_no_more_than_what_is_planned(
@@ -47,14 +50,13 @@ def test_a_pause_of_the_queue_leaves_plan_and_lanes_alone(twins: Twins, row: boo
     """It holds, and ends, at once, however many channels there are."""
     if row:
         sql(twins.session, "SELECT fairqueue.queue_set('default', history_days => 7)")
-    lanes = text("SELECT l.ctid::text, l.xmin::text FROM fairqueue.lane l ORDER BY l.ctid")
-    before, stood = planned(twins.session), twins.session.execute(lanes).all()
+    before, stood = planned(twins.session), twins.session.execute(LANE_ROWS).all()
     twins.session.commit()
     for until, served in ((BLOCKED, 0), (twins.now + HOUR, 0), (None, 5)):
         twins.pause(until)
         assert len(twins.serve(5)) == served
         assert planned(twins.session) == before[served:]
-        assert twins.session.execute(lanes).all() == stood
+        assert twins.session.execute(LANE_ROWS).all() == stood
         assert fq.check(twins.session) == []
         twins.session.commit()
     sql(twins.session, "DELETE FROM fairqueue.queue")
@@ -66,10 +68,8 @@ def test_a_pause_of_the_queue_leaves_plan_and_lanes_alone(twins: Twins, row: boo
 
 def test_a_limit_of_the_queue_leaves_plan_and_lanes_alone(twins: Twins) -> None:
     """It holds, and ends, at once, however many channels there are; only the first one has what runs counted."""
-    sql(twins.session, "INSERT INTO fairqueue.queue (name) VALUES ('default')")
-    lanes = text("SELECT l.ctid::text, l.xmin::text FROM fairqueue.lane l ORDER BY l.ctid")
     marks = text("SELECT id, counted FROM fairqueue.message WHERE leased_until IS NOT NULL ORDER BY id")
-    left, stood = planned(twins.session), twins.session.execute(lanes).all()
+    left, stood = planned(twins.session), twins.session.execute(LANE_ROWS).all()
     running = len(twins.leases)
     for at, served, is_first in (
         (running + 2, 2, True),
@@ -83,7 +83,7 @@ def test_a_limit_of_the_queue_leaves_plan_and_lanes_alone(twins: Twins) -> None:
         assert len(twins.serve(4)) == served
         left = left[served:]
         assert planned(twins.session) == left
-        assert twins.session.execute(lanes).all() == stood
+        assert twins.session.execute(LANE_ROWS).all() == stood
         after = {row.id: row.counted for row in twins.session.execute(marks)}
         assert len(after) == len(before) + served
         if is_first:

@@ -125,7 +125,6 @@ def the_queue_is_paused_and_resumed(twins: Twins) -> None:
 
 
 def the_queue_gets_a_limit(twins: Twins) -> None:
-    sql(twins.session, "INSERT INTO fairqueue.queue (name) VALUES ('default')")
     twins.limit(1000)
 
 

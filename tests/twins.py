@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 import fairqueue as fq
 from tests.acts import EPOCH, complete, lease_of, move_clock, plan_ahead, sql
-from tests.limiting import LEASE, NOW
+from tests.limiting import LEASE, NOW, limit_queue
 from tests.reference import BLOCKED, Entry, Policy, Reference
 
 HOUR = 3_600_000
@@ -90,7 +90,7 @@ class Twins:
 
     def limit(self, max_concurrency: int | None) -> None:
         """The whole queue; None ends it."""
-        sql(self.session, "UPDATE fairqueue.queue SET max_concurrency = :n", n=max_concurrency)
+        limit_queue(self.session, max_concurrency=max_concurrency)
         self.reference.set_limit(max_concurrency)
 
     def remove(self, ids: Sequence[int]) -> list[tuple[str, Entry]]:

@@ -15,7 +15,7 @@ DECLARE
     v_running integer[];
 BEGIN
     SELECT q.max_concurrency, paused_until(q.paused, q.resume_at) INTO r.max_concurrency, r.paused_until
-    FROM (SELECT) AS one LEFT JOIN queue q ON q.name = r.queue;
+    FROM queue q WHERE q.name = r.queue;
     IF r.max_concurrency IS NULL THEN
         r.running := 0;
     ELSIF NOT v_was_counted THEN
@@ -25,9 +25,8 @@ BEGIN
         FROM scheduler_recount(
             r.queue, r.turn, v_channels, array_fill(true, ARRAY[cardinality(v_channels)]), true, NULL) c;
         SELECT a.activations, least(a.due_floor, r.due_floor) INTO r.activations, r.due_floor
-        FROM scheduler_activate(r.queue, r.turn, r.vtime, now_ms, v_channels,
-            array_fill(NULL::bigint, ARRAY[cardinality(v_channels)]),
-            array_fill(NULL::bigint, ARRAY[cardinality(v_channels)]), NULL, v_running, false, r.activations) a;
+        FROM scheduler_activate(
+            r.queue, r.turn, r.vtime, now_ms, v_channels, NULL, NULL, NULL, v_running, false, r.activations) a;
     END IF;
     RETURN r;
 END
