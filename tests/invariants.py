@@ -2,7 +2,7 @@
 
 What the scheduler keeps is compared with the rows that it was derived from by queue_check, which says in SQL that every
 ready message can be reached, that every signal will be read, that counts are right and that no bound hides anything:
-each of them enough to break the queue. tests/test_check.py shows that it finds what is wrong.
+each of them enough to break the queue. tests/operating/test_check.py shows that it finds what is wrong.
 """
 
 from sqlalchemy import Connection, text

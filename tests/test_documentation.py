@@ -29,14 +29,7 @@ from fairqueue.cli.program import program
 from fairqueue.testing import drain
 from tests.fixtures.connections import Raw
 from tests.fixtures.postgres import libpq
-
-ROOT = Path(__file__).resolve().parent.parent
-README = (ROOT / "README.md").read_text("utf-8")
-
-
-def blocks(text: str, language: str) -> list[tuple[str, str]]:
-    """The fenced blocks of a language: what stands behind its name, and the code."""
-    return re.findall(rf"^```{language}[ ]*(\S*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+from tests.pages import README, ROOT, blocks
 
 
 @pytest.fixture

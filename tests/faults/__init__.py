@@ -2,6 +2,6 @@
 
 `place` prepares a database; `life` is what one process does; `crew` starts, stops, and kills processes; `troubles` are
 the faults; `witness` looks on; `ending` drains the queue and compares everything that was written down. The tests are
-in tests/test_faults.py. FAIRQUEUE_TEST_SECONDS is how long processes act (make soak), FAIRQUEUE_TEST_SEED repeats what
-they choose, as far as it can be repeated.
+in `test_faults`. FAIRQUEUE_TEST_SECONDS is how long processes act (make soak), FAIRQUEUE_TEST_SEED repeats what they
+choose, as far as it can be repeated.
 """

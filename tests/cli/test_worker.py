@@ -1,0 +1,304 @@
+"""``fairqueue worker``: real processes on real modules, and the signals that they get."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy.orm import Session
+
+import fairqueue as fq
+from fairqueue.cli import processes
+from tests import acts
+from tests.cli import COMMAND
+
+MODULE = """
+import os, signal, time
+from pathlib import Path
+from sqlalchemy import create_engine
+import fairqueue as fq
+
+engine = create_engine(os.environ["DATABASE_URL"])
+app = fq.Worker(engine, concurrency=2, poll=0.05, grace={grace})
+other = fq.Worker(engine, queue="other", concurrency=2, poll=0.05)
+nothing = 1
+
+@app.handler
+def work(message, session):
+    if message.payload == "sleep":
+        Path("asleep").touch()
+        time.sleep(60)
+    if message.payload == "die" and message.attempt == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+@other.handler
+async def work_too(message):
+    pass
+"""
+
+
+class Program:
+    """``fairqueue worker`` in a folder with a module, and what it says."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self.folder = folder
+        self.environment = os.environ | {"DATABASE_URL": url, "PYTHONUNBUFFERED": "1"}
+        package = folder / "shop"
+        package.mkdir()
+        (package / "__init__.py").touch()
+        (package / "jobs.py").write_text(MODULE.format(grace=30))
+        (package / "hasty.py").write_text(MODULE.format(grace=0))
+        (package / "broken.py").write_text("import there_is_no_such_module")
+        self.log = folder / "log"
+
+    @contextlib.contextmanager
+    def running(self, *arguments: str) -> Iterator["subprocess.Popen[bytes]"]:
+        with (
+            self.log.open("wb") as log,
+            subprocess.Popen(
+                [*COMMAND, "worker", *arguments],
+                cwd=self.folder,
+                env=self.environment,
+                stdout=log,
+                stderr=log,
+                # A shell's background job ignores Ctrl-C, and so would it if the tests ran in one.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
+            ) as process,
+        ):
+            try:
+                yield process
+            finally:
+                process.kill()  # and its children, if any, go with it
+
+    def said(self) -> str:
+        return self.log.read_text()
+
+    def workers(self, queue: str = "default") -> list[int]:
+        """The processes that said that they work on a queue."""
+        return [
+            int(pid) for pid in re.findall(rf" (\d+) INFO fairqueue\.worker: \S+ works on queue '{queue}'", self.said())
+        ]
+
+
+@pytest.fixture
+def program(tmp_path: Path, database_url: str) -> Program:
+    return Program(tmp_path, database_url)
+
+
+def left(session: Session) -> int:
+    session.rollback()
+    return session.query(fq.Message).count()
+
+
+def alive(pid: int) -> bool:
+    """A process that is neither gone nor dead and merely not yet asked for."""
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except ProcessLookupError:  # also where it goes while we read
+        return False
+    except FileNotFoundError:  # no Linux
+        return True
+
+
+@pytest.mark.parametrize(
+    ("apps", "number"),
+    [(["shop.jobs:app"], signal.SIGTERM), (["shop.jobs:app", "shop.jobs:other"], signal.SIGINT)],
+)
+def test_it_works_until_it_is_told_to_stop(
+    apps: list[str], number: signal.Signals, program: Program, session: Session
+) -> None:
+    acts.put(session, "acme", 3)
+    if len(apps) > 1:
+        acts.put(session, "acme", 3, queue="other")
+    with program.running(*apps) as process:
+        acts.wait_until(lambda: left(session) == 0)
+        process.send_signal(number)
+        assert process.wait(30) == 0
+    assert "Traceback" not in program.said()
+
+
+def test_unfinished_work_is_told_by_the_exit_code(program: Program, session: Session) -> None:
+    acts.put(session, "acme", payload="sleep")
+    for options in ([], ["--processes", "2"]):
+        (program.folder / "asleep").unlink(missing_ok=True)
+        with program.running("shop.hasty:app", *options) as process:
+            acts.wait_until((program.folder / "asleep").exists)
+            process.terminate()
+            assert process.wait(30) == 3
+        assert left(session) == 1
+
+
+def test_several_processes_stop_together(program: Program, session: Session) -> None:
+    with program.running("shop.jobs:app", "--processes", "3") as process:
+        acts.wait_until(lambda: len(program.workers()) == 3)
+        pids = program.workers()
+        assert len({*pids, process.pid}) == 4
+        assert all(map(alive, pids))
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+        assert not any(map(alive, pids))
+    assert "Traceback" not in program.said()
+
+
+def test_a_process_that_died_is_replaced(program: Program, session: Session) -> None:
+    with program.running("shop.jobs:app", "--processes", "2") as process:
+        acts.wait_until(lambda: len(program.workers()) == 2)
+        (id_,) = acts.put(session, "acme", payload="die")
+        acts.wait_until(lambda: len(program.workers()) == 3)
+        assert "was killed by SIGKILL; another one in" in program.said()
+        acts.expire(session, [id_])
+        acts.wait_until(lambda: left(session) == 0)
+        process.terminate()
+        assert process.wait(30) == 0
+
+
+def test_the_processes_end_with_a_parent_that_is_killed(program: Program, session: Session) -> None:
+    acts.put(session, "acme", 3)
+    with program.running("shop.jobs:app", "--processes", "2") as process:
+        acts.wait_until(lambda: len(program.workers()) == 2 and left(session) == 0)
+        pids = program.workers()
+        assert all(map(alive, pids))
+        process.kill()
+        acts.wait_until(lambda: not any(map(alive, pids)))
+    assert program.said().count("has stopped; handed back unfinished: 0") == 2
+
+
+@pytest.mark.parametrize(
+    ("app", "said"),
+    [
+        ("nowhere:app", "nowhere:app: no module named 'nowhere'; start it where the module can be imported from"),
+        ("shop.nowhere:app", "no module named 'shop.nowhere'"),
+        ("shop.jobs:none", "shop.jobs has no 'none'; its workers are app, other;"),
+        ("shop.jobs:nothing", "shop.jobs:nothing: must be a fairqueue.Worker, not int"),
+        ("shop:app", "shop has no 'app'; it has no fairqueue.Worker;"),
+    ],
+)
+def test_what_is_no_worker_is_told_in_one_line(app: str, said: str, program: Program) -> None:
+    with program.running(app) as process:
+        assert process.wait(30) == 2
+    (line,) = program.said().splitlines()
+    assert line.startswith("fairqueue: ")
+    assert said in line
+
+
+def test_several_processes_of_no_worker_are_not_replaced(program: Program) -> None:
+    with program.running("shop.jobs:none", "--processes", "2") as process:
+        assert process.wait(30) == 2
+    assert program.said().count("shop.jobs has no 'none'") == 2
+    assert program.said().count("ended with exit code 2: the command line is wrong, so no other one is started") == 2
+    assert program.said().count("\n") == 4
+
+
+def test_what_a_module_cannot_import_is_told_in_full(program: Program) -> None:
+    with program.running("shop.broken:app") as process:
+        assert process.wait(30) == 1
+    assert 'broken.py", line 1, in <module>' in program.said()
+
+
+def test_a_database_without_the_queue_is_told_in_one_line(program: Program, empty_database_url: str) -> None:
+    program.environment["DATABASE_URL"] = empty_database_url
+    with program.running("shop.jobs:app", "--log-level", "error") as process:
+        assert process.wait(30) == 1
+    assert program.said().startswith("fairqueue: schema 'fairqueue' has no fairqueue")
+    assert program.said().count("\n") == 1
+
+
+def test_a_process_that_somebody_else_stops_is_replaced(program: Program, session: Session) -> None:
+    """With 0: it has done as it was told, but not by the parent, which still wants so many of them."""
+    with program.running("shop.jobs:app", "--processes", "2") as process:
+        acts.wait_until(lambda: len(program.workers()) == 2)
+        os.kill(program.workers()[0], signal.SIGTERM)
+        acts.wait_until(lambda: len(program.workers()) == 3)
+        assert f"worker process {program.workers()[0]} ended with exit code 0; another one in" in program.said()
+        process.terminate()
+        assert process.wait(30) == 0
+
+
+def stop(slot: processes._Slot) -> None:
+    slot.stop()
+    slot.thread.join(30)
+    assert not slot.thread.is_alive()
+
+
+def test_pauses_grow_and_end_with_a_stop(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What can't start isn't started again and again as fast as possible; a stop needn't wait for the pause."""
+    monkeypatch.setattr(processes, "_FIRST_PAUSE", 0.001)
+    slot = processes._Slot(["sh", "-c", f"echo >> {tmp_path}/starts; exit 7"])
+    slot.thread.start()
+    acts.wait_until(lambda: len(caplog.messages) > 7)
+    stop(slot)
+    assert slot.code == 7
+    pauses = [float(message.split()[-2]) for message in caplog.messages]
+    assert pauses[7] >= 0.1 > pauses[0]
+    assert all("ended with exit code 7" in message for message in caplog.messages)
+
+
+def test_it_goes_on_however_often_it_has_failed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for a night without the database: 2**1024 seconds are more than a float holds."""
+    monkeypatch.setattr(processes, "_FIRST_PAUSE", 0.0)
+    slot = processes._Slot([f"{tmp_path}/nothing"])
+    slot.thread.start()
+    acts.wait_until(lambda: len(caplog.messages) > 1030 or not slot.thread.is_alive())
+    assert slot.thread.is_alive()
+    stop(slot)
+
+
+def test_it_goes_on_after_a_signal_without_a_name(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "_FIRST_PAUSE", 0.001)
+    number = signal.SIGRTMIN + 1
+    slot = processes._Slot([sys.executable, "-c", f"import os; os.kill(os.getpid(), {number:d})"])
+    slot.thread.start()
+    acts.wait_until(lambda: len(caplog.messages) > 1 or not slot.thread.is_alive())
+    assert slot.thread.is_alive()
+    stop(slot)
+    assert f" was killed by signal {number:d}; another one in" in caplog.text
+
+
+def test_what_has_worked_is_tried_again_when_its_command_line_is_wrong(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As while a new release is being put in its place."""
+    # It stops in the third pause, as the next process might be killed before it says anything.
+    pauses = iter((0.001, 0.001, 3600.0))
+    monkeypatch.setattr(processes, "_pause", lambda _: next(pauses))
+    monkeypatch.setattr(processes, "_SETTLED", 0.05)
+    first = f"test -e {tmp_path}/begun || {{ touch {tmp_path}/begun; sleep 0.1; exit 1; }}; exit 2"
+    slot = processes._Slot(["sh", "-c", first])
+    slot.thread.start()
+    acts.wait_until(lambda: caplog.text.count("ended with exit code 2; another one in") > 1)
+    stop(slot)
+    assert slot.code == 2
+
+
+def test_what_cannot_be_started_is_tried_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "_FIRST_PAUSE", 0.001)
+    slot = processes._Slot([f"{tmp_path}/later"])
+    slot.thread.start()
+    acts.wait_until(lambda: "worker process could not be started: [Errno 2]" in caplog.text)
+    (tmp_path / "later").symlink_to("/bin/cat")  # which goes on until its stdin ends, and says nothing
+    acts.wait_until(lambda: slot._process is not None)
+    stop(slot)
+    assert slot.code == 0
+
+
+def test_what_is_stopped_before_it_was_started_is_not_started(tmp_path: Path) -> None:
+    slot = processes._Slot(["touch", f"{tmp_path}/started"])
+    slot.stop()
+    slot.thread.start()
+    slot.thread.join(30)
+    assert not slot.thread.is_alive()
+    assert not (tmp_path / "started").exists()

@@ -1,0 +1,62 @@
+"""The threads of a worker: as many as are needed at a time, and whatever happens in one is told to who waits for it."""
+
+import asyncio
+import threading
+import weakref
+from collections.abc import AsyncIterator
+from functools import partial
+
+import pytest
+
+from fairqueue.worker.threads import Threads
+from tests.acts import wait_until
+from tests.worker.working import threads_of_workers
+
+
+@pytest.fixture
+async def threads() -> AsyncIterator[Threads]:
+    threads = Threads()
+    yield threads
+    threads.close()
+    wait_until(lambda: threads_of_workers() == 0)
+
+
+async def test_they_are_used_again(threads: Threads) -> None:
+    """One by one all calls go to the same, and several at a time to as many."""
+    for number in range(20):
+        assert await threads.run(lambda number=number: number) == number  # type: ignore[misc]
+    assert threads_of_workers() == 1
+    barrier = threading.Barrier(3, timeout=30)
+    for _ in range(5):
+        await asyncio.gather(*(threads.run(barrier.wait) for _ in range(3)))
+    assert threads_of_workers() == 3
+
+
+async def test_they_keep_nothing(threads: Threads) -> None:
+    """While they wait for more, what they were called with, and what that returned, is garbage."""
+
+    class Large:
+        pass
+
+    kept = weakref.ref(await threads.run(Large))
+    await threads.run(lambda: None)
+    assert kept() is None
+    given = Large()
+    kept = weakref.ref(given)
+    await threads.run(partial(id, given))
+    del given
+    wait_until(lambda: kept() is None)
+
+
+@pytest.mark.parametrize("error", [ValueError, SystemExit, KeyboardInterrupt])
+async def test_what_is_raised(threads: Threads, error: type[BaseException]) -> None:
+    """Is raised where the call is awaited, and the thread goes on."""
+
+    def fail() -> None:
+        raise error("mine")
+
+    async with asyncio.timeout(30):
+        with pytest.raises(error, match="mine"):
+            await threads.run(fail)
+    assert await threads.run(lambda: 1) == 1
+    assert threads_of_workers() == 1
