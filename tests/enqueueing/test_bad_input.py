@@ -1,20 +1,19 @@
 """Bad input in Python gets one clear error that names the field, and nothing is written.
 
-See test_bad_input_in_sql.py for the same in the database.
+See test_bad_input_in_sql.py for the same in the database, and the modules of this name in limits/ and outcomes/.
 """
 
 import asyncio
 import json
-import math
 from collections.abc import Callable
-from datetime import UTC, date, datetime, timedelta
+from datetime import date, datetime, timedelta
 from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import Engine, create_engine, literal, select
+from sqlalchemy import Engine, literal, select
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Session, scoped_session, sessionmaker
 
@@ -25,47 +24,9 @@ from fairqueue.status import status
 from fairqueue.testing import assert_enqueued, enqueued
 from tests.fixtures.connections import Raw
 from tests.observing import observer, rows
+from tests.wrong import INF, LOST, NAMES, NAN, NOON, NOT_JSON
 
-NAN, INF = math.nan, math.inf
-ROUND: list[Any] = []
-ROUND.append(ROUND)
-DEEP: Any = []
-for _ in range(100_000):
-    DEEP = [DEEP]
-# Nobody is there to ask: what is refused is refused before.
-LOST = create_engine("postgresql+psycopg://nobody@localhost:1/nowhere")
-NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
-
-NAMES = {
-    "none": None,
-    "empty": "",
-    "256 characters": "x" * 256,
-    "1 MB": "x" * 1_000_000,
-    "with NUL": "nul\x00",
-    "with half a surrogate pair": "half \ud83d",
-    "number": 7,
-    "bytes": b"acme",
-}
 NUMBERS = [-1, 0, NAN, INF, -INF, True, "1", None]
-NOT_JSON = [
-    NAN,
-    INF,
-    {"deep": [{"er": -INF}]},
-    "nul \x00",
-    "\\u0000, and behind a backslash: \\\x00",
-    {"a": ["b", {"nul \x00": 1}]},
-    ["half \ud83d"],
-    {"half \udfff": 1},
-    "wrong way round \ude00\ud83d",
-    "backslash \\ud83d\ude00 and half",
-    object(),
-    {1, 2},
-    b"bytes",
-    NOON,
-    {("a", "b"): 1},
-    ROUND,
-    DEEP,
-]
 
 CASES: list[tuple[dict[str, Any], str]] = [
     *[({"channel": name}, "^channel (must|holds)") for name in NAMES.values()],
@@ -124,6 +85,15 @@ def test_bad_messages(session: Session, raw: Raw, database_url: str, face: str) 
         assert len(text) < 2_000_000
     session.commit()
     assert rows(observer(raw, database_url)) == {}
+
+
+def test_not_only_when_they_are_made() -> None:
+    message = fq.Message("acme")
+    for row, expected in CASES:
+        [(field, value), *others] = row.items()
+        if not others and field in message.__table__.c and field not in {"payload", "body"}:
+            with pytest.raises(fq.InvalidValue, match=expected):
+                setattr(message, field, value)
 
 
 #: The most there may be of everything, and of some the least.
@@ -267,228 +237,6 @@ class TestConflicts:
     def test_unknown_field(self, session: Session) -> None:
         with pytest.raises(fq.InvalidValue, match="unknown field wieght"):
             fq.enqueue_unique(session, "acme", key="k", wieght=1)  # type: ignore[call-overload]
-
-
-NOT_COUNTS = [-1, 0, 1.5, NAN, INF, True, "1", 2**31]
-NOT_SECONDS = [-1, NAN, INF, True, "1", 31_557_600.1]
-WEIGHT = (r"a number from 0.01 to 1000", [-1, 0, NAN, INF, -INF, True, "1", 0.0099, 1000.1])
-COUNT = (r"a whole number from 1 to 2147483647", NOT_COUNTS)
-INTERVAL = (r"a whole number from 0 to 31557600000", [-1, 1.5, NAN, True, "1", timedelta(1), 31_557_600_001])
-BURST = (r"a whole number from 1 to 1000000", [*NOT_COUNTS, 1_000_001])
-OVERFLOW = (r"'reject' or 'drop'", ["", "Drop", 1, True, b"drop"])
-FLAG = (r"True or False", [None, 0, 1, "yes"])
-MOMENT = (r"a datetime with a time zone", [datetime(2030, 1, 1), "tomorrow", 0, date(2030, 1, 1)])  # noqa: DTZ001
-SECONDS = (r"between 0 and 31557600 seconds", NOT_SECONDS)
-
-CHANNEL: dict[str, tuple[str, list[Any]]] = {
-    "weight": WEIGHT,
-    "max_concurrency": COUNT,
-    "release_interval_ms": INTERVAL,
-    "burst": BURST,
-    "max_size": COUNT,
-    "overflow": OVERFLOW,
-    "paused": FLAG,
-    "resume_at": MOMENT,
-}
-QUEUE: dict[str, tuple[str, list[Any]]] = {
-    "max_concurrency": COUNT,
-    "paused": FLAG,
-    "resume_at": MOMENT,
-    "max_attempts": (COUNT[0], [*NOT_COUNTS, None]),
-    "backoff": (SECONDS[0], [*NOT_SECONDS, None]),
-    "max_backoff": (SECONDS[0], [*NOT_SECONDS, None]),
-    "history_days": (r"a whole number from 0 to 36500", [-1, 1.5, NAN, True, "1", 36_501, None]),
-    "channel_weight": (WEIGHT[0], [*WEIGHT[1], None]),
-    "channel_max_concurrency": COUNT,
-    "channel_release_interval_ms": (INTERVAL[0], [*INTERVAL[1], None]),
-    "channel_burst": (BURST[0], [*BURST[1], None]),
-    "channel_max_size": COUNT,
-    "channel_overflow": (OVERFLOW[0], [*OVERFLOW[1], None]),
-}
-FIELDS = [(fq.Channel, field) for field in CHANNEL] + [(fq.Queue, field) for field in QUEUE]
-
-
-class TestPolicies:
-    def test_every_field_is_here(self) -> None:
-        for model, fields in ((fq.Channel, CHANNEL), (fq.Queue, QUEUE)):
-            assert fields.keys() == set(model.__table__.c.keys()) - {"queue", "name", "created_at"}
-
-    @pytest.mark.parametrize(("model", "field"), FIELDS, ids=lambda each: getattr(each, "__name__", each))
-    def test_fields(self, model: Any, field: str) -> None:
-        """When it is made, and later; the error names field, value and what it may be."""
-        expected, values = (CHANNEL if model is fq.Channel else QUEUE)[field]
-        other = {"paused": True} if field == "resume_at" else {}
-        for value in values:
-            with pytest.raises(fq.InvalidValue, match=f"^{field} must be {expected}, not ") as error:
-                model("acme", **{field: value, **other})
-            assert repr(value) in str(error.value)
-            with pytest.raises(fq.InvalidValue, match=f"^{field} must be {expected}, not "):
-                setattr(model("acme"), field, value)
-
-    def test_extremes(self, session: Session) -> None:
-        most: dict[str, Any] = {"release_interval_ms": 31_557_600_000, "burst": 1_000_000, "max_size": 2**31 - 1}
-        ends: dict[str, Any] = {"max_attempts": 2**31 - 1, "backoff": 31_557_600, "max_backoff": 31_557_600}
-        for weight in (0.01, 1000):
-            own = {"weight": weight, "max_concurrency": 2**31 - 1, **most}
-            session.merge(fq.Channel("acme", **own))
-            channels = {f"channel_{field}": value for field, value in own.items()}
-            session.merge(fq.Queue("default", history_days=36_500, **ends, **channels))
-            session.flush()
-
-    @pytest.mark.parametrize("model", [fq.Channel, fq.Queue])
-    def test_an_end_without_a_pause(self, model: Any) -> None:
-        for paused in ({}, {"paused": False}):
-            with pytest.raises(fq.InvalidValue, match="resume_at says until when a pause lasts: give paused=True"):
-                model("acme", resume_at=NOON, **paused)
-
-    @pytest.mark.parametrize("until", MOMENT[1], ids=map(str, MOMENT[1]))
-    def test_until(self, until: Any) -> None:
-        with pytest.raises(fq.InvalidValue, match=r"^until must be a datetime with a time zone, not"):
-            fq.pause(until=until)
-
-    @pytest.mark.parametrize("end", [datetime.max, datetime(9999, 1, 1), datetime.min], ids=str)  # noqa: DTZ001, DTZ901
-    def test_an_end_that_could_not_be_read_back(self, end: datetime) -> None:
-        """Where the server is in another time zone, Python may not know the year."""
-        end = end.replace(tzinfo=UTC)
-        said = r"must be in the years 2 to 9998 \(UTC\), not (9999|0001)-.*\+00:00: leave it out for no end$"
-        for model in (fq.Channel, fq.Queue):
-            with pytest.raises(fq.InvalidValue, match=f"^resume_at {said}"):
-                model("acme", paused=True, resume_at=end)
-            with pytest.raises(fq.InvalidValue, match=f"^resume_at {said}"):
-                model("acme").resume_at = end
-        with pytest.raises(fq.InvalidValue, match=f"^until {said}"):
-            fq.pause(until=end)
-
-    @pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
-    def test_names_to_pause(self, name: Any) -> None:
-        statements: list[Callable[..., object]] = [fq.pause, fq.resume]
-        for statement in statements:
-            with pytest.raises(fq.InvalidValue, match=r"^queue (must|holds)"):
-                statement(queue=name)
-            if name is not None:  # which is the whole queue
-                with pytest.raises(fq.InvalidValue, match=r"^channel (must|holds)"):
-                    statement(channel=name)
-
-    @pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
-    def test_names(self, name: Any) -> None:
-        for model, field in ((fq.Channel, "name"), (fq.Channel, "queue"), (fq.Queue, "name")):
-            with pytest.raises(fq.InvalidValue, match=f"^{field} (must|holds)"):
-                model(**{"name": "acme", field: name})
-
-    def test_later(self) -> None:
-        """Not only when they are made."""
-        channel, message = fq.Channel("acme"), fq.Message("acme")
-        with pytest.raises(fq.InvalidValue, match=r"^weight must be"):
-            channel.weight = NAN
-        for row, expected in CASES:
-            [(field, value), *others] = row.items()
-            if not others and field in message.__table__.c and field not in {"payload", "body"}:
-                with pytest.raises(fq.InvalidValue, match=expected):
-                    setattr(message, field, value)
-
-
-class TestLeases:
-    @pytest.mark.parametrize("limit", [0, -1, 10_001, True, 1.5, "1", None, NAN])
-    def test_limit(self, limit: Any) -> None:
-        with pytest.raises(fq.InvalidValue, match=r"^limit must be a whole number from 1 to 10000, not"):
-            fq.dequeue(limit=limit)
-
-    @pytest.mark.parametrize("lease", [0, -1, NAN, INF, True, "30", None, timedelta(0), timedelta(days=-1), 1e9])
-    def test_lease(self, lease: Any) -> None:
-        for statement in (fq.dequeue, lambda lease: fq.heartbeat((1, 1), lease=lease)):
-            with pytest.raises(fq.InvalidValue, match=r"^lease must be between 0.001 and 315576000 seconds, not"):
-                statement(lease=lease)
-
-    @pytest.mark.parametrize("delay", [-1, NAN, INF, True, "30", timedelta(days=-1)])
-    def test_delay(self, delay: Any) -> None:
-        for statement in (fq.fail, fq.defer):
-            with pytest.raises(fq.InvalidValue, match=r"^delay must be between 0 and 315576000 seconds, not"):
-                statement((1, 1), delay=delay)
-
-    @pytest.mark.parametrize("retry", [None, 0, "no"])
-    def test_retry(self, retry: Any) -> None:
-        with pytest.raises(fq.InvalidValue, match=r"^retry must be True or False, not"):
-            fq.fail((1, 1), retry=retry)
-
-    @pytest.mark.parametrize("name", [name for name in NAMES.values() if name is not None])
-    def test_worker(self, name: Any) -> None:
-        with pytest.raises(fq.InvalidValue, match=r"^worker (must|holds)"):
-            fq.dequeue(worker=name)
-
-    @pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
-    def test_queue(self, name: Any) -> None:
-        with pytest.raises(fq.InvalidValue, match=r"^queue (must|holds)"):
-            fq.dequeue(queue=name)
-
-    @pytest.mark.parametrize("state", NOT_JSON, ids=range(len(NOT_JSON)))
-    def test_state(self, state: Any) -> None:
-        with pytest.raises(fq.InvalidValue, match=r"^state (must be|holds)"):
-            fq.defer((1, 1), state=state)
-
-    @pytest.mark.parametrize("given", [7, None, 1.5, "ab", [7], [(1,)], (1, 2, 3), [("1", 1)], fq.Message("acme")])
-    @pytest.mark.parametrize("statement", [fq.complete, fq.fail, fq.defer, fq.heartbeat])
-    def test_no_leases(self, statement: Callable[[Any], object], given: Any) -> None:
-        with pytest.raises(fq.InvalidValue, match=r"^a lease is a LeasedMessage from dequeue\(\) or a pair"):
-            statement(given)
-
-    @pytest.mark.parametrize("given", [1.5, True, "ab", ["1"], [None], fq.History()])
-    @pytest.mark.parametrize(
-        "statement", [fq.cancel, fq.redrive, fq.ending, lambda given: fq.wait_for(LOST, given, timeout=0)]
-    )
-    def test_no_messages(self, statement: Callable[[Any], object], given: Any) -> None:
-        with pytest.raises(fq.InvalidValue, match=r"^a message is an id, a Message, a LeasedMessage or"):
-            statement(given)
-
-    def test_no_ids(self) -> None:
-        """Numbers out of a URL, that no column could hold."""
-        expected = rf"^id must be a whole number from {-(2**63)} to {2**63 - 1}, not {2**63}$"
-        for statement in (fq.cancel, fq.redrive, fq.ending):
-            with pytest.raises(fq.InvalidValue, match=expected):
-                statement([2**63])
-        with pytest.raises(fq.InvalidValue, match=expected):
-            fq.complete((2**63, 1))
-        with pytest.raises(fq.InvalidValue, match=rf"^attempt must be a whole number from .*, not {2**31}$"):
-            fq.complete((1, 2**31))
-
-    def test_nothing_to_redrive(self) -> None:
-        redrive: Any = fq.redrive
-        for arguments, text in (
-            ({}, "one of messages and queue must be given, not none"),
-            ({"messages": None}, "one of messages and queue must be given, not none"),
-            ({"messages": [1], "queue": "default"}, "one of messages and queue must be given, not both"),
-            ({"messages": [1], "channel": "acme"}, "channel 'acme' must be given with its queue, not with messages"),
-            ({"queue": ""}, "queue must have 1 to 255 characters, not 0"),
-            ({"queue": "default", "channel": "x" * 256}, "channel must have 1 to 255 characters, not 256"),
-        ):
-            with pytest.raises(fq.InvalidValue, match=f"^{text}$"):
-                redrive(**arguments)
-
-
-class TestWaiting:
-    @pytest.mark.parametrize("timeout", [-1, NAN, INF, True, "30", timedelta(days=-1), 1e9])
-    def test_timeout(self, timeout: Any) -> None:
-        with pytest.raises(fq.InvalidValue, match=r"^timeout must be between 0 and 315576000 seconds, not"):
-            fq.wait_for(LOST, 1, timeout=timeout)
-
-    def test_engine(self, session: Session, engine: Engine) -> None:
-        """What has a transaction sees no end of others."""
-        with engine.connect() as connection:
-            for given in (session, connection, create_async_engine(LOST.url).connect(), None, str(engine.url)):
-                with pytest.raises(fq.InvalidValue, match=r"^engine must be an Engine or an AsyncEngine, not \w+:"):
-                    fq.wait_for(given, 1, timeout=0)  # type: ignore[call-overload]
-
-    @pytest.mark.parametrize("error", [7, b"broken", {}])
-    def test_error(self, error: Any) -> None:
-        with pytest.raises(fq.InvalidValue, match=r"^error must be text or an exception, not"):
-            fq.fail((1, 1), error)
-
-    def test_error_of_any_text(self, session: Session) -> None:
-        """What a handler died of is not to be lost for a character that PostgreSQL can't store."""
-        fq.enqueue(session, "acme")
-        [message] = session.scalars(fq.dequeue())
-        session.execute(fq.fail(message, FileNotFoundError("caf\udce9\x00.pdf"), delay=0))
-        [message] = session.scalars(fq.dequeue())
-        assert message.error == "FileNotFoundError: caf?.pdf"
 
 
 class TestSize:

@@ -134,10 +134,6 @@ class TestPartitions:
 
 
 class TestInNobodysWay:
-    @pytest.fixture
-    def other(self, raw: Raw, database_url: str) -> psycopg.Connection:
-        return raw(database_url)
-
     def test_open_completions_delay_no_partition(
         self, session: Session, other: psycopg.Connection, day_0: None
     ) -> None:

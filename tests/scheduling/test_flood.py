@@ -36,11 +36,6 @@ def enqueue_one_by_one(connection: psycopg.Connection, messages: int) -> None:
 
 
 @pytest.fixture
-def other(raw: Raw, database_url: str) -> psycopg.Connection:
-    return raw(database_url)
-
-
-@pytest.fixture
 def flood(other: psycopg.Connection) -> psycopg.Connection:
     enqueue_one_by_one(other, FLOOD)
     return other

@@ -24,12 +24,6 @@ HOLDS = {
 }
 
 
-@pytest.fixture
-def other(raw: Raw, database_url: str) -> psycopg.Connection:
-    """A session of somebody else."""
-    return raw(database_url)
-
-
 @pytest.mark.parametrize("hold", HOLDS)
 @pytest.mark.parametrize("limit", [1, 2, 3])
 @pytest.mark.parametrize("held", [1, 3])

@@ -9,14 +9,7 @@ from sqlalchemy.orm import Session
 
 import fairqueue as fq
 from tests.acts import clock, drain, expire, lease_of, put, sql, take
-from tests.fixtures.connections import Raw
 from tests.invariants import check_invariants
-
-
-@pytest.fixture
-def other(raw: Raw, database_url: str) -> psycopg.Connection:
-    """A session of somebody else."""
-    return raw(database_url)
 
 
 def insert(connection: psycopg.Connection, channel: str, at: int | None = None) -> int:

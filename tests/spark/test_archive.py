@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -13,8 +13,6 @@ from typing import Any
 
 import psycopg
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from sqlalchemy import Engine
 
 pytest.importorskip("adbc_driver_postgresql")
@@ -25,14 +23,11 @@ from pyarrow.dataset import partitioning
 
 from fairqueue.errors import FairqueueError, InvalidValue
 from fairqueue.spark.engine.archives import Archive, Archived
-from fairqueue.spark.engine.digests import Digest, digests
 from fairqueue.spark.engine.feeds import Offset
 from fairqueue.spark.engine.place import Place
 from fairqueue.spark.engine.reading import Selection, arrow_schema
-from fairqueue.testing._databases import Databases
 from tests.acts import stop_clock, wait_until
 from tests.fixtures.connections import Raw
-from tests.fixtures.postgres import libpq
 from tests.observing import observer, value, waits_for_a_lock
 from tests.spark.histories import COLUMNS, DAY, add, add_days, history, noon, ordered, release, row
 from tests.spark.idling import connections, ended_after
@@ -482,42 +477,3 @@ class TestPlaces:
         connection.commit()
         with pytest.raises(FairqueueError, match="can't be archived: its name is too long for a folder"):
             run(archive)
-
-
-class TestDigest:
-    TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=12)
-    TIMES = st.datetimes(datetime(1970, 1, 1), datetime(2300, 1, 1), timezones=st.just(UTC))  # noqa: DTZ001
-    BIGINTS = st.integers(-(2**63), 2**63 - 1)
-    ROWS = st.fixed_dictionaries({
-        "message_id": BIGINTS, "queue": TEXTS, "channel": TEXTS, "key": st.none() | TEXTS, "outcome": TEXTS,
-        "attempt": st.integers(0, 2**31 - 1), "cost": st.floats(allow_nan=False), "error": st.none() | TEXTS,
-        "worker": st.none() | TEXTS, "dequeue_at": BIGINTS, "created_at": TIMES, "first_leased_at": st.none() | TIMES,
-        "leased_at": st.none() | TIMES, "finished_at": TIMES,
-    })  # fmt: skip
-
-    @settings(max_examples=40)
-    @given(rows=st.lists(ROWS, max_size=4, unique_by=lambda each: (each["message_id"], each["finished_at"])))
-    def test_is_that_of_the_database(self, shared: psycopg.Connection[Any], rows: list[dict[str, Any]]) -> None:
-        shared.rollback()
-        add(shared, rows)
-        query = f"SELECT {', '.join(COLUMNS)} FROM fairqueue.history".encode()
-        stored = [dict(zip(COLUMNS, each, strict=True)) for each in shared.execute(query).fetchall()]
-        batch = pa.RecordBatch.from_pylist([{**each, "xid": int(each["xid"])} for each in stored], schema=SCHEMA)
-        found = digests(batch)
-        assert sum(each.rows for each in found.values()) == len(rows)
-        for day, digest in found.items():
-            wanted = shared.execute("SELECT * FROM fairqueue.history_digest(%s)", (day,)).fetchone()
-            assert wanted == (digest.rows, digest.checksum)
-
-    def test_of_parts_is_that_of_the_whole(self) -> None:
-        rows = [{**row(number), "xid": number} for number in range(50)]
-        whole = digests(pa.RecordBatch.from_pylist(rows, schema=SCHEMA))
-        parts = [digests(pa.RecordBatch.from_pylist(each, schema=SCHEMA))[DAY] for each in (rows[30:], rows[:30][::-1])]
-        assert {DAY: sum(parts, Digest())} == whole
-        assert whole[DAY].rows == 50
-
-
-@pytest.fixture(scope="module")
-def shared(databases: Databases, template: Any) -> Iterator[psycopg.Connection[Any]]:
-    with databases.create(template.template_dbname) as url, psycopg.connect(libpq(url)) as connection:
-        yield connection
