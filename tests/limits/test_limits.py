@@ -406,3 +406,27 @@ class TestRecreation:
         limit(session, "rated", release_interval_ms=30 * 3_600_000)
         put(session, "rated")
         assert take(session) == again
+
+
+@pytest.mark.parametrize("end", ["fail", "defer", "expire"])
+def test_a_lease_that_a_user_gives_takes_no_room_and_makes_none(session: Session, end: str) -> None:
+    """However the one before it ended that was counted."""
+    limit(session, max_concurrency=1)
+    put(session, "acme", 3)
+    (first,) = leases(session)
+    if end == "expire":
+        expire(session, [first.id])
+    else:
+        session.execute(getattr(fq, end)(first, delay=LEASE))
+        session.commit()
+    running = leases(session)
+    if running[0].id == first.id:
+        session.execute(fq.defer(running, delay=LEASE))
+        session.commit()
+        running = leases(session)
+    assert len(running) == 1
+    sql(session, "UPDATE fairqueue.message SET leased_until = '3000-01-01' WHERE id = :id", id=first.id)
+    assert fq.check(session) == []
+    sql(session, "DELETE FROM fairqueue.message WHERE id = :id", id=first.id)
+    assert leases(session) == []
+    assert fq.check(session) == []

@@ -3,8 +3,10 @@
 Each derived number is corrupted by hand, as no code of the queue's own would do it.
 """
 
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 
+import psycopg
 import pytest
 from sqlalchemy import Engine, text
 from sqlalchemy.exc import DBAPIError, OperationalError
@@ -13,9 +15,22 @@ from sqlalchemy.orm import Session
 
 import fairqueue as fq
 from fairqueue import schema
-from tests.acts import complete, drain, lease_of, move_clock, plan_ahead, put, put_all, sql, stop_clock, take
+from tests.acts import (
+    complete,
+    drain,
+    lease_of,
+    move_clock,
+    plan_ahead,
+    put,
+    put_all,
+    sql,
+    stop_clock,
+    take,
+    wait_until,
+)
 from tests.fixtures.connections import Raw
 from tests.invariants import check_invariants
+from tests.observing import observer, value, waits_for_a_lock
 
 NOW = 1_800_000_000_000
 HOUR = 3_600_000
@@ -360,6 +375,26 @@ def test_a_repair_asks_for_a_transaction_of_its_own(session: Session, raw: Raw, 
     other.rollback()
     assert len(checked(session, repair=True)) == 1
     assert take(session, 5) == ["acme"] * 2
+
+
+def test_a_repair_goes_by_the_clock_of_its_turn(
+    engine: Engine, session: Session, other: psycopg.Connection, raw: Raw, database_url: str
+) -> None:
+    """Not by that of its call: what was released while it waited was released later than that."""
+    stop_clock(engine, NOW)
+    session.add(fq.Channel("rated", release_interval_ms=5000))
+    put(session, "rated", 3)
+    other.execute("SELECT FROM fairqueue.message_dequeue('default', 1)")
+    waiting, watching = raw(database_url), observer(raw, database_url)
+    with ThreadPoolExecutor(1) as pool:
+        repair = pool.submit(waiting.execute, "SELECT fairqueue.queue_repair()")
+        wait_until(lambda: waits_for_a_lock(watching, waiting))
+        move_clock(session, NOW + 4000)
+        other.rollback()
+        repair.result()
+    waiting.commit()
+    assert value(watching, "SELECT clock FROM fairqueue.rotation") == NOW + 4000
+    assert checked(session) == []
 
 
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])

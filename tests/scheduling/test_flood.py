@@ -1,6 +1,7 @@
 """One tenant enqueues 100,000 messages one by one while nobody dequeues; the others don't notice."""
 
 from collections.abc import Callable
+from typing import Any
 
 import psycopg
 import pytest
@@ -11,7 +12,8 @@ import fairqueue as fq
 from tests.acts import count, drain, expire, lease_of, move_clock, one_by_one, put, put_all, sql, take
 from tests.fixtures.connections import Raw
 from tests.invariants import check_invariants
-from tests.limiting import LEASE, NOW
+from tests.limiting import LEASE, NOW, limit
+from tests.observing import buffers, without_autovacuum
 from tests.scheduling.twins import HOUR
 
 FLOOD = 100_000
@@ -208,6 +210,71 @@ def test_a_flood_beside_more_channels_than_are_looked_for_in_one_go(
         take(session)
     assert count(other, "SELECT count(*) FROM fairqueue.lane WHERE due = 0") == 151
     assert count(other, "SELECT count(*) FROM fairqueue.signal") > 1500
+
+
+#: Why a channel has to wait, however much it has.
+WAITS: dict[str, dict[str, Any]] = {
+    "for a pause": {"paused": True},
+    "for room": {"max_concurrency": 1},
+    "for its rate": {"release_interval_ms": 100_000_000},
+    "for later": {},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("why", WAITS)
+def test_a_backlog_that_has_to_wait_costs_nothing_beside_a_flood(
+    session: Session, other: psycopg.Connection, raw: Raw, database_url: str, why: str
+) -> None:
+    """In pages that a dequeue touches: those of a newcomer are found without looking at all of it."""
+    without_autovacuum(other)
+    other.commit()
+    limit(session, "big", **WAITS[why])
+    insert = "INSERT INTO fairqueue.message (channel, dequeue_at) SELECT 'big', :at + i FROM generate_series(1, :n) i"
+    sql(session, insert, at=NOW * 10 if why == "for later" else 0, n=100_000)
+    take(session)
+    enqueue_one_by_one(other, 3000)
+    for newcomer in ("alpha", "omega"):
+        put(session, newcomer)
+    connection = raw(database_url)
+    connection.autocommit = True
+    # They are 225; some 800 if each looked at all of it.
+    touched = [buffers(connection, 1) for _ in range(6)]
+    assert max(touched[1:]) < 500, touched
+    assert count(other, "SELECT count(*) FROM fairqueue.signal") > 2000
+    assert count(other, "SELECT sum(attempt) FROM fairqueue.message WHERE channel IN ('alpha', 'omega')") == 2
+
+
+def test_news_of_those_that_have_to_wait_delay_no_dequeue_for_long(session: Session, other: psycopg.Connection) -> None:
+    """A dequeue that finds nothing reads some of it, and leaves the rest to the next ones."""
+    limit(session, "blocked", paused=True)
+    put(session, "blocked")
+    assert take(session) == []
+    news = "INSERT INTO fairqueue.signal (queue, channel, dequeue_at, message_id, urgent)"
+    sql(session, f"{news} SELECT 'default', 'blocked', 1, 1, false FROM generate_series(1, 100000)")
+    put(session, "quiet")
+    left = [100_000]
+    assert take(session) == ["quiet"]
+    while left[-1]:
+        assert take(session) == []
+        left.append(count(other, "SELECT count(*) FROM fairqueue.signal"))
+        other.commit()
+        assert left[-2] - left[-1] <= 50_000
+    assert len(left) > 3
+    check_invariants(session.connection())
+
+
+@pytest.mark.parametrize("names", [["a", "m", "z"], ["A", "\u00e9", "~", "zz", "\U0001f600", "-", "1"]])
+def test_a_round_finds_whoever_there_is_by_whatever_name(
+    session: Session, other: psycopg.Connection, names: list[str]
+) -> None:
+    """Before, between and behind those that are known, and those that have been known for long and are idle."""
+    put_all(session, dict.fromkeys(names[::2], 1))
+    drain(session)
+    enqueue_one_by_one(other, 2000)
+    put_all(session, dict.fromkeys(names, 1))
+    assert {*names} <= {channel for _ in range(1 + len(names)) for channel in take(session)}
+    check_invariants(session.connection())
 
 
 def test_order_of_channels_whose_ids_are_older_than_the_first_signals(

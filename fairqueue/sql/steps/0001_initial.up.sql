@@ -265,8 +265,8 @@ CREATE TABLE lane (
     -- The policy of the channel, as it was when there last was news of it. Unix milliseconds where it is a time.
     weight           double precision NOT NULL,
     max_concurrency  integer,
-    release_interval bigint,
-    burst            integer,
+    release_interval bigint           NOT NULL,
+    burst            integer          NOT NULL,
     paused_until     bigint,
     -- With a max_concurrency: how many of its messages are leased, of those leases that were counted in the turn
     -- counted_from or later.
@@ -313,8 +313,9 @@ CREATE TYPE leased_message AS (
 
 -- What was loaded in bulk, so that loading the same again adds nothing: one row a load that has a name.
 --
--- Written by load_enter, in the transaction that enters the messages. A job, or a part of one, is loaded once: its
--- epoch is 0. A stream is loaded batch by batch, and its epoch is the number of the last one, which only grows.
+-- Written by load_enter, in the transaction that enters the messages, by load_claim and load_count; deleted by
+-- stage_clean. A job, or a part of one, is loaded once: its epoch is 0. A stream is loaded batch by batch, and its
+-- epoch is the number of the last one, which only grows.
 CREATE TABLE load (
     name             text             NOT NULL,
     epoch            bigint           NOT NULL,
@@ -376,11 +377,12 @@ CREATE UNIQUE INDEX message_key ON message (queue, channel, key) WHERE key IS NO
 
 -- What comes next, where much is waiting: the order of a queue's next messages, scheduled ahead.
 --
--- Written by dequeues alone, one at a time for each queue: by scheduler_plan_write and scheduler_unplan. Read by
--- scheduler_plan, scheduler_unplan, scheduler_settle, scheduler_activate, scheduler_serve and scheduler_serve_plan, and by
--- message_dequeue, side by side. A row is a stretch of the order, as arrays: its n-th message stands at rows[n], has
--- ids[n], starts at the tag tags[n] and belongs to activation sinces[n] of the lane of channels[n], which itself stands
--- behind all of its planned messages. What isn't beyond the place of the rotation has been served.
+-- Written by dequeues alone, one at a time for each queue: by scheduler_plan_write, scheduler_unplan, and scheduler_plan,
+-- which deletes what was served. Read by these, by scheduler_settle, scheduler_activate, scheduler_serve,
+-- scheduler_serve_plan and queue_check, and by message_dequeue, side by side. A row is a stretch of the order, as arrays:
+-- its n-th message stands at rows[n], has ids[n], starts at the tag tags[n] and belongs to activation sinces[n] of the
+-- lane of channels[n], which itself stands behind all of its planned messages. What isn't beyond the place of the
+-- rotation has been served.
 CREATE TABLE plan (
     queue     text      NOT NULL,
     -- That of its first message: what was ever planned is numbered. A row has 32 messages at most.
@@ -523,7 +525,8 @@ CREATE TABLE rotation (
 --   none of these               the policy of the channel changed; without a channel, that of all by their queue
 --   dequeue_at, no channel      only what holds for the whole queue changed, its pause or its max_concurrency
 --
--- Written by the triggers, append-only, in the writer's own transaction, so that enqueueing waits for nobody.
+-- Written by the triggers, append-only, in the writer's own transaction, so that enqueueing waits for nobody; and by
+-- dequeues, for what is to be looked at again (scheduler_fold, scheduler_recount, scheduler_serve_shares).
 -- Dequeues fold signals into lanes and delete them (scheduler_fold). The transaction id, not the order of arrival,
 -- is what a fold resumes from: ids are given at insert but rows are seen at commit.
 CREATE TABLE signal (
@@ -544,7 +547,8 @@ CREATE INDEX signal_news ON signal (queue, urgent, xid);
 
 -- The staging tables that there are: one row each, for a part of a load that hasn't been entered yet.
 --
--- Written by stage_create and stage_drop. Only what has a row here is entered, or dropped.
+-- Written by stage_create and stage_drop; deleted by stage_clean, with the tables. Only what has a row here is entered,
+-- or dropped.
 CREATE TABLE stage (
     -- That of the table.
     name             text             NOT NULL,
@@ -1038,8 +1042,8 @@ REVOKE EXECUTE ON FUNCTION history_release FROM PUBLIC;
 
 -- Whether a message is leased, from its leased_until.
 --
--- Called by the functions that end or extend leases, which find messages by id; takes no lock. Not IS NOT NULL: the
--- planner would take that for an invitation to read the whole index of leases instead.
+-- Called by functions that find messages by id, most of them to end or extend a lease; takes no lock. Not IS NOT NULL:
+-- the planner would take that for an invitation to read the whole index of leases instead.
 CREATE FUNCTION is_leased(leased_until timestamptz) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN coalesce(leased_until, '-infinity') > '-infinity';
@@ -1057,7 +1061,7 @@ $$;
 -- When a lane may next be served, as lane.due says it: 0, a time, 2^63-1 for "when a signal says so", or null for a
 -- lane without a message (head_at null).
 --
--- Called by scheduler_serve_heads, scheduler_serve_shares and scheduler_activate; takes no lock.
+-- Called by scheduler_serve_heads, scheduler_serve_shares, scheduler_activate and queue_check; takes no lock.
 --
 -- The rate is the generic cell rate algorithm (ITU-T I.371) with released_at for the theoretical arrival time less
 -- one interval, so that a changed interval applies at once. A clock that was set back must not close a lane for
@@ -1101,9 +1105,9 @@ RETURN greatest(0, least(10000, max_concurrency - running, CASE WHEN release_int
 
 -- By how much serving one message moves the start tag of its lane: cost / weight in units of virtual time.
 --
--- Called by scheduler_serve_heads, scheduler_serve_shares, scheduler_plan and scheduler_plan_heads; takes no lock. A
--- whole number, so that adding up a batch gives exactly what adding one by one gives. 720720 is divisible by 1 to 16:
--- with such weights no share is ever rounded.
+-- Called by scheduler_serve_heads, scheduler_serve_shares, scheduler_plan, scheduler_plan_heads and scheduler_tidy;
+-- takes no lock. A whole number, so that adding up a batch gives exactly what adding one by one gives. 720720 is
+-- divisible by 1 to 16: with such weights no share is ever rounded.
 CREATE FUNCTION lane_step(cost double precision, weight double precision) RETURNS bigint
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN greatest(1, round(cost * 720720 / weight))::bigint;
@@ -1442,8 +1446,6 @@ SET plan_cache_mode = force_generic_plan
 SET jit = off
 SET enable_seqscan = off
 SET enable_bitmapscan = off
-SET enable_hashjoin = off
-SET enable_mergejoin = off
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -1462,7 +1464,7 @@ BEGIN
         ), held AS MATERIALIZED (
             SELECT m.id, m.attempt
             FROM lease l JOIN message m ON m.id BETWEEN l.id AND l.id
-            WHERE m.attempt = l.attempt AND is_leased(m.leased_until)
+            WHERE m.attempt BETWEEN l.attempt AND l.attempt AND is_leased(m.leased_until)
             FOR UPDATE OF m
         )
         SELECT array_agg(h.id), array_agg(h.attempt) INTO v_done, v_attempts FROM held h;
@@ -1676,9 +1678,9 @@ REVOKE EXECUTE ON FUNCTION message_create_many FROM PUBLIC;
 -- Ends leases whose work is to go on later: the messages go back into their channels with a saved state.
 --
 -- Called by workers. states[i] is what the next attempt of ids[i] will find in message.state; without states the
--- saved ones stay. With delay_seconds null a message keeps its place in the channel: it was not the worker's turn after
--- all, as when the worker has to stop. Returns for each lease, in the order given, 'deferred', 'stale' or 'not_found'. A deferral is no
--- failure: it uses up none of the message's attempts.
+-- saved ones stay. With delay_seconds null a message keeps its place in the channel: it was not the worker's turn
+-- after all, as when the worker has to stop. Returns for each lease, in the order given, 'deferred', 'stale' or
+-- 'not_found'. A deferral is no failure: it uses up none of the message's attempts.
 -- Locks: the messages it updates, until the end of the transaction. The trigger message_moved signals the channels.
 CREATE FUNCTION message_defer(
     ids bigint[], attempts integer[], delay_seconds double precision DEFAULT 0, states jsonb[] DEFAULT NULL
@@ -1689,8 +1691,6 @@ SET plan_cache_mode = force_generic_plan
 SET jit = off
 SET enable_seqscan = off
 SET enable_bitmapscan = off
-SET enable_hashjoin = off
-SET enable_mergejoin = off
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -1709,12 +1709,12 @@ BEGIN
         SELECT * FROM lease_list(ids, attempts)
     ), done AS (
         UPDATE message m
-        SET leased_until = NULL,
+        SET leased_until = NULL, counted = NULL,
             dequeue_at = coalesce(unix_ms(clock() + make_interval(secs => delay_seconds)), m.dequeue_at),
             state = CASE WHEN states IS NULL THEN m.state ELSE states[l.n] END,
             forgiven = least(m.forgiven, 2147483646) + 1
         FROM lease l
-        WHERE m.id BETWEEN l.id AND l.id AND m.attempt = l.attempt AND is_leased(m.leased_until)
+        WHERE m.id BETWEEN l.id AND l.id AND m.attempt BETWEEN l.attempt AND l.attempt AND is_leased(m.leased_until)
         RETURNING m.id, m.attempt
     )
     SELECT array_agg(d.id), array_agg(d.attempt) INTO v_done, v_attempts FROM done d;
@@ -1791,14 +1791,14 @@ BEGIN
 
     <<tries>>
     FOR v_try IN 1..2 LOOP
+        -- Who took from the plan last time comes for more. Others look first whether anything is planned: where each turn
+        -- is needed, shares would only be in the way.
+        IF NOT v_took THEN
+            SELECT t.planned > t.place AND t.lane_tag IS NOT NULL INTO v_is_planned
+            FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1;
+            EXIT tries WHEN v_is_planned IS NOT TRUE;
+        END IF;
         BEGIN
-            -- Who took from the plan last time comes for more. Others look first whether anything is planned: where each
-            -- turn is needed, shares would only be in the way.
-            IF NOT v_took THEN
-                SELECT t.planned > t.place AND t.lane_tag IS NOT NULL INTO v_is_planned
-                FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1;
-                EXIT tries WHEN v_is_planned IS NOT TRUE;
-            END IF;
             IF NOT pg_try_advisory_xact_lock_shared(queue_key(v_queue)) THEN
                 -- Waits while somebody has the turn, or waits for it.
                 EXIT tries WHEN NOT scheduler_turn(v_queue, true, v_wrote);
@@ -2118,7 +2118,7 @@ BEGIN
         FROM held h LEFT JOIN queue q ON q.name = h.queue
     ), retried AS (
         UPDATE message m
-        SET leased_until = NULL, error = v_error, dequeue_at = CASE WHEN p.delay = 0 THEN m.dequeue_at
+        SET leased_until = NULL, counted = NULL, error = v_error, dequeue_at = CASE WHEN p.delay = 0 THEN m.dequeue_at
             ELSE unix_ms(clock() + make_interval(secs => p.delay)) END
         FROM policy p
         WHERE m.id BETWEEN p.id AND p.id AND NOT p.is_dead
@@ -2138,9 +2138,10 @@ REVOKE EXECUTE ON FUNCTION message_fail FROM PUBLIC;
 
 -- Takes messages out of the queue for good, other than by completion, and writes what became of them.
 --
--- Called by message_cancel ('cancelled'), by message_fail and scheduler_reclaim ('dead'), and when a message has no
--- room in its channel ('dropped'). Where an error is given, it stands instead of the messages' own. Dead messages go to
--- dead_message. What was dropped is always written to history, the rest unless the queue's history_days is 0.
+-- Called by message_cancel ('cancelled'), by message_fail and scheduler_bury ('dead'), and by message_arrive, when a
+-- message has no room in its channel ('dropped'). Where an error is given, it stands instead of the messages' own. Dead
+-- messages go to dead_message. What was dropped is always written to history, the rest unless the queue's history_days
+-- is 0.
 -- Locks: the messages it deletes, in the order of ids, until the end of the transaction.
 --
 -- Returns the ids of the messages that it deleted.
@@ -2151,8 +2152,6 @@ SET plan_cache_mode = force_generic_plan
 SET jit = off
 SET enable_seqscan = off
 SET enable_bitmapscan = off
-SET enable_hashjoin = off
-SET enable_mergejoin = off
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -2207,8 +2206,6 @@ SET plan_cache_mode = force_generic_plan
 SET jit = off
 SET enable_seqscan = off
 SET enable_bitmapscan = off
-SET enable_hashjoin = off
-SET enable_mergejoin = off
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -2223,11 +2220,11 @@ BEGIN
     ), known AS MATERIALIZED (
         SELECT l.n
         FROM lease l JOIN message m ON m.id BETWEEN l.id AND l.id
-        WHERE m.attempt = l.attempt AND is_leased(m.leased_until)
+        WHERE m.attempt BETWEEN l.attempt AND l.attempt AND is_leased(m.leased_until)
     ), held AS MATERIALIZED (
         SELECT m.id
         FROM lease l JOIN message m ON m.id BETWEEN l.id AND l.id
-        WHERE m.attempt = l.attempt AND is_leased(m.leased_until)
+        WHERE m.attempt BETWEEN l.attempt AND l.attempt AND is_leased(m.leased_until)
         FOR NO KEY UPDATE OF m SKIP LOCKED
     ), done AS (
         UPDATE message m
@@ -2345,7 +2342,7 @@ REVOKE EXECUTE ON FUNCTION pause_begin FROM PUBLIC;
 
 -- Until when a channel or queue is paused, in Unix milliseconds: null for not at all, 2^63-1 for until it is resumed.
 --
--- Called by the scheduler's functions; takes no lock.
+-- Called by the scheduler's functions, signal_policy and queue_check; takes no lock.
 CREATE FUNCTION paused_until(paused boolean, resume_at timestamptz) RETURNS bigint
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE WHEN paused THEN coalesce(unix_ms(resume_at), 9223372036854775807) END;
@@ -2708,12 +2705,18 @@ REVOKE EXECUTE ON FUNCTION queue_notify FROM PUBLIC;
 CREATE FUNCTION queue_repair(name text DEFAULT 'default') RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path FROM CURRENT
+-- Those of message_dequeue, by which what both call is planned.
+SET plan_cache_mode = force_generic_plan
 SET jit = off
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
 AS $$
 #variable_conflict use_column
 DECLARE
     v_queue CONSTANT text := $1;
-    v_now CONSTANT bigint := unix_ms(clock());
+    v_now bigint;
     r rotation%ROWTYPE;
 BEGIN
     IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
@@ -2727,6 +2730,8 @@ BEGIN
             MESSAGE = format('queue %L is being dequeued from', v_queue),
             HINT = 'Repair in a transaction of its own, which has written nothing before; then it waits for its turn.';
     END IF;
+    -- Only now: others may have had their turns meanwhile, by a later clock.
+    v_now := unix_ms(clock());
     SELECT t.* INTO r FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1;
     IF NOT FOUND THEN
         INSERT INTO rotation AS t
@@ -2755,12 +2760,13 @@ BEGIN
     SET arrival_tag = least(t.arrival_tag,
         greatest(0, r.vtime, (SELECT max(l.tag) FROM lane l WHERE l.queue = v_queue)))
     WHERE t.queue = v_queue;
-    SELECT b.activations, b.due_floor, b.lease_floor, b.max_concurrency, b.paused_until, b.running
-    INTO r.activations, r.due_floor, r.lease_floor, r.max_concurrency, r.paused_until, r.running
+    SELECT b.activations, b.due_floor, b.max_concurrency, b.paused_until, b.running
+    INTO r.activations, r.due_floor, r.max_concurrency, r.paused_until, r.running
     FROM scheduler_rebuild(v_queue, r.turn, r.vtime, v_now, true, r.activations) b;
     UPDATE rotation t
     SET turn = r.turn + 1, era = rotation_era(r.turn + 1), activations = r.activations, due_floor = r.due_floor,
-        lease_floor = r.lease_floor, max_concurrency = r.max_concurrency, paused_until = r.paused_until,
+        lease_floor = coalesce((SELECT min(m.leased_until) FROM message m WHERE m.queue = v_queue), 'infinity'),
+        max_concurrency = r.max_concurrency, paused_until = r.paused_until,
         running = r.running, counted_from = r.turn, clock = v_now, idle_floor = -1, swept = '',
         place = greatest(t.place, t.planned), planned = greatest(t.place, t.planned), ahead = 0,
         plan_at = plan_after(), lane_tag = NULL, lane_since = NULL,
@@ -2905,11 +2911,6 @@ CREATE FUNCTION scheduler_activate(
 )
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
-SET plan_cache_mode = force_generic_plan
-SET jit = off
-SET enable_seqscan = off
-SET enable_hashjoin = off
-SET enable_mergejoin = off
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -3125,11 +3126,6 @@ CREATE FUNCTION scheduler_fold(
 )
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
-SET plan_cache_mode = force_generic_plan
-SET jit = off
-SET enable_seqscan = off
-SET enable_hashjoin = off
-SET enable_mergejoin = off
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -3164,7 +3160,7 @@ BEGIN
                 AND NOT (s.xid = v_xid AND s.message_id IS NOT NULL AND s.dequeue_at IS NULL)
             LIMIT max_signals) s
         -- Who is still under way has told nothing yet, however much it wrote.
-        WHERE o.xid < v_from AND o.xid <> ALL (ARRAY(SELECT pg_snapshot_xip(pg_current_snapshot())))
+        WHERE o.xid < v_from AND pg_visible_in_snapshot(o.xid, pg_current_snapshot())
         LIMIT max_signals
     ), fresh AS MATERIALIZED (
         SELECT s.ctid AS row, s.channel, s.dequeue_at, s.message_id, s.counted, s.xid, false AS is_late
@@ -3239,7 +3235,7 @@ BEGIN
             CROSS JOIN LATERAL (
                 SELECT s.message_id FROM signal s
                 WHERE s.queue = v_queue AND s.urgent = is_urgent AND s.xid = o.xid LIMIT 1) s
-            WHERE o.xid <> ALL (ARRAY(SELECT pg_snapshot_xip(pg_current_snapshot())))));
+            WHERE pg_visible_in_snapshot(o.xid, pg_current_snapshot())));
     END IF;
     -- Marked, if nobody holds it any more, it will signal its end; otherwise it is to be looked at again.
     IF v_doubtful > 0 THEN
@@ -3276,8 +3272,7 @@ BEGIN
     END IF;
     SELECT a.activations, a.due_floor, a.uncounted INTO activations, due_floor, uncounted
     FROM scheduler_activate(v_queue, coalesce(v_counted_from, v_turn), vtime, now_ms, v_channels, v_ats, v_ids,
-        v_ended, v_running, false,
-        v_activations) a;
+        v_ended, v_running, false, v_activations) a;
 END
 $$;
 
@@ -3350,7 +3345,7 @@ $$;
 -- probing a channel and writing its lane, which is most of what fairness costs, is then done once for several of its
 -- messages. Planned is only what needs no second look when its time comes: messages of lanes without limits, and of each
 -- all but the last one that is ready, so that the lane stays active.
--- Locks: the lanes that it changes.
+-- Locks: the lanes that it changes, and the rows of plan that it deletes.
 --
 -- heads: whether it pays to plan the heads of lanes alone.
 -- place is that of the last message that was served, planned that of the last one that was planned: those that this
@@ -3361,12 +3356,6 @@ CREATE FUNCTION scheduler_plan(
 )
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
-SET plan_cache_mode = force_generic_plan
-SET jit = off
-SET enable_seqscan = off
-SET enable_bitmapscan = off
-SET enable_hashjoin = off
-SET enable_mergejoin = off
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -3624,25 +3613,22 @@ $$;
 
 -- Derives everything that the scheduler keeps for a queue anew from the rows of message, channel and queue.
 --
--- Called by scheduler_serve, within the turn, when what the queue says of its channels changed, when messages were
--- truncated, and when the clock was set back; and by queue_repair, where it is thorough: what is kept may be wrong
--- then, and is not gone by. Otherwise it looks from the heads of lanes and the first lease on, as what comes before are
--- the entries of served messages, which an old snapshot keeps. Tags stay: whom the rotation owes what can't be derived.
+-- Called by scheduler_serve, within the turn, when what the queue says of its channels changed, when messages or
+-- policies were truncated, and when the clock was set back; and by queue_repair, where it is thorough: what is kept may
+-- be wrong then, and is not gone by. Otherwise it looks from the heads of lanes and the first lease on, as what comes
+-- before are the entries of served messages, which an old snapshot keeps. Tags stay: whom the rotation owes what can't
+-- be derived.
 -- Locks: the lanes of the queue; its leases, as far as nobody else holds them (scheduler_recount).
 --
--- Returns what is to be written to rotation (lease_floor by queue_repair alone), and whether a lane has a limit whose
--- leases nobody counted, because it was committed meanwhile (scheduler_activate). Takes time in proportion to the number
--- of lanes and leases.
+-- Returns what is to be written to rotation, and whether a lane has a limit whose leases nobody counted, because it was
+-- committed meanwhile (scheduler_activate). Takes time in proportion to the number of lanes and leases.
 CREATE FUNCTION scheduler_rebuild(
     queue text, turn bigint, vtime bigint, now_ms bigint, thorough boolean, INOUT activations bigint,
-    OUT due_floor bigint, OUT lease_floor timestamptz, OUT max_concurrency integer, OUT paused_until bigint,
-    OUT running integer, OUT uncounted boolean
+    OUT due_floor bigint, OUT max_concurrency integer, OUT paused_until bigint, OUT running integer,
+    OUT uncounted boolean
 )
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
-SET plan_cache_mode = force_generic_plan
-SET jit = off
-SET enable_seqscan = off
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -3704,10 +3690,6 @@ BEGIN
     SELECT a.activations, a.due_floor, a.uncounted INTO activations, due_floor, uncounted
     FROM scheduler_activate(v_queue, turn, vtime, now_ms, v_channels, v_ats, v_ids, NULL, v_running, true,
         v_activations) a;
-    lease_floor := coalesce(
-        (SELECT m.leased_until FROM message m WHERE m.queue = v_queue AND m.leased_until >= v_first
-         ORDER BY m.leased_until LIMIT 1),
-        'infinity');
 END
 $$;
 
@@ -3716,8 +3698,7 @@ $$;
 -- Called by scheduler_serve, which holds the turn, when a lease may have ended. The attempt stays counted: a message
 -- that has no more of them becomes a dead letter. After its first failure it has its old place; after others it waits
 -- as one that failed does, so that a message which kills its worker gets away from those that were leased with it. The
--- trigger message_moved signals the channels, so that each waits
--- for its place in the rotation like any other.
+-- trigger message_moved signals the channels, so that each waits for its place in the rotation like any other.
 -- Locks: the rows it returns to ready or takes out, and the rotation of the queue, which nobody else writes. Rows that
 -- somebody else holds are left for a later call: a completion may be on its way in a long transaction, and the fence
 -- decides afterwards. The longer one has been held, the later that call is, by a sixteenth of that time, 10 minutes at
@@ -3764,7 +3745,7 @@ BEGIN
         FOR UPDATE SKIP LOCKED
     ), back AS (
         UPDATE message m
-        SET leased_until = NULL, error = format('the lease of attempt %s ran out', m.attempt),
+        SET leased_until = NULL, counted = NULL, error = format('the lease of attempt %s ran out', m.attempt),
             dequeue_at = CASE WHEN e.delay = 0 THEN m.dequeue_at
                 ELSE unix_ms(clock + make_interval(secs => e.delay)) END
         FROM expired e
@@ -3780,7 +3761,7 @@ BEGIN
             EXIT WHEN clock_timestamp() > v_end;
             v_error := scheduler_bury(ARRAY[v_id]);
             UPDATE message m
-            SET leased_until = NULL,
+            SET leased_until = NULL, counted = NULL,
                 error = format('the lease of attempt %s ran out; no dead letter: %s', m.attempt, v_error)
             WHERE v_error IS NOT NULL AND m.id = v_id;
         END LOOP;
@@ -3829,9 +3810,6 @@ CREATE FUNCTION scheduler_recount(
 )
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
-SET plan_cache_mode = force_generic_plan
-SET jit = off
-SET enable_seqscan = off
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -4049,7 +4027,7 @@ BEGIN
                 CASE WHEN r.max_concurrency IS NOT NULL THEN r.counted_from END, r.urgent_from,
                 r.urgent_open, r.activations) f;
             v_written := false;
-            IF v_is_changed THEN
+            IF v_is_changed AND NOT v_rebuild THEN
                 r := scheduler_limit(r, v_now);
             END IF;
             IF r.lease_floor <= v_clock AND NOT v_reclaim THEN
@@ -4077,7 +4055,7 @@ BEGIN
         END IF;
         -- Signals come in faster than they are folded. Where each is of another channel there aren't so many that what is
         -- behind them waits for long, and a name costs more than a signal: still more names than messages are served, so
-        -- until all that are ready have had their turn, all between them have been looked for.
+        -- until as many messages as there are names have been served, all have been looked for.
         IF v_has_news THEN
             SELECT w.swept, w.activations, least(w.due_floor, r.due_floor), v_uncounted OR w.uncounted
             INTO r.swept, r.activations, r.due_floor, v_uncounted
@@ -4096,7 +4074,7 @@ BEGIN
                     CROSS JOIN LATERAL (
                         SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid = o.xid
                             AND s.message_id IS NULL AND s.counted IS NULL LIMIT 1) s
-                    WHERE o.xid <> ALL (ARRAY(SELECT pg_snapshot_xip(pg_current_snapshot()))));
+                    WHERE pg_visible_in_snapshot(o.xid, pg_current_snapshot()));
             IF v_uncounted THEN
                 v_has_urgent := true;
                 CONTINUE;
@@ -4205,6 +4183,10 @@ BEGIN
                 END IF;
                 EXIT;
             END IF;
+            -- Much of what is left to be told can only be of channels that have to wait, or it would have been found. It
+            -- is for the next ones, so that none takes long, and what this one has read is read once.
+            EXIT WHEN v_news >= 20000 AND v_has_news AND r.swept = ''
+                AND NOT (v_has_urgent OR v_reclaim OR r.due_floor <= v_now);
             v_news := greatest(v_news, least(v_news * 4, 20000));
             CONTINUE;
         END IF;
@@ -4635,9 +4617,6 @@ $$;
 CREATE FUNCTION scheduler_settle(queue text) RETURNS rotation
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
-SET plan_cache_mode = force_generic_plan
-SET jit = off
-SET enable_seqscan = off
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -4685,14 +4664,16 @@ BEGIN
 END
 $$;
 
--- Looks for the news of channels that aren't ready, by name, in up to max_channels steps, without their signals.
+-- Looks for the news of channels that aren't known to be ready, by name, in up to max_channels steps, without signals.
 --
 -- Called by scheduler_serve, within the turn, when signals arrive faster than they can be folded: a channel's news
--- then need not wait behind the many signals of another. It goes from one ready lane to the next and looks for messages
--- between the two. Of those that no folded signal told of, first_id is about the first: so the entries of served
--- messages are passed over within the index, without a look at the table, however many an old snapshot keeps. So are
--- those of dead versions of lanes, which are behind the virtual time. Where a channel has something, it begins with the
--- first that is ready, which may have come before.
+-- then need not wait behind the many signals of another. It goes from one lane to the next, backwards by name, and looks
+-- for messages of channels between the two, that have no lane. So the first entry of each lane that it meets is the
+-- living one, and those of dead versions are never looked at. What a lane is ready for, or waits to be ready for, is
+-- known: only of one that is idle, or waits for the hour of its message, an earlier one is looked for.
+-- Of those messages that no folded signal told of, first_id is about the first: so the entries of served messages are
+-- passed over within the index, without a look at the table, however many an old snapshot keeps. Where a channel has
+-- something, it begins with the first that is ready, which may have come before.
 -- Locks: the lanes that scheduler_activate changes.
 --
 -- Returns the last channel looked at ('' when the round is complete), the number of activations so far, the earliest
@@ -4704,55 +4685,61 @@ CREATE FUNCTION scheduler_sweep(
 )
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
-SET plan_cache_mode = force_generic_plan
-SET jit = off
-SET enable_seqscan = off
 -- Sorting all messages would take long where the table seemed to be nearly empty when this was planned.
 SET enable_sort = off
 AS $$
 #variable_conflict use_column
 DECLARE
     v_queue CONSTANT text := $1;
-    v_swept CONSTANT text := $7;
     v_activations CONSTANT bigint := $8;
+    v_from text := $7;
     v_vsince bigint;
     v_channels text[];
     v_ats bigint[];
     v_ids bigint[];
 BEGIN
     SELECT t.vsince INTO v_vsince FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1;
+    IF v_from = '' THEN
+        v_from := (SELECT l.channel FROM lane l WHERE l.queue = v_queue ORDER BY l.channel DESC, l.tag DESC LIMIT 1);
+        v_from := coalesce(
+            (SELECT m.channel FROM message m
+             WHERE m.queue = v_queue AND m.channel > coalesce(v_from, '') AND m.leased_until IS NULL AND m.id >= first_id
+             ORDER BY m.channel DESC, m.dequeue_at DESC, m.id DESC LIMIT 1),
+            v_from) || 'z';  -- so it comes behind all
+    END IF;
     WITH RECURSIVE walk AS (
-        SELECT v_swept AS channel, v_swept AS ready, NULL::bigint AS dequeue_at, NULL::bigint AS id
+        SELECT v_from AS channel, NULL::bigint AS dequeue_at, NULL::bigint AS id
         UNION ALL
-        SELECT coalesce(n.channel, k.channel), k.channel, n.dequeue_at, n.id
+        SELECT x.channel, p.dequeue_at, p.id
         FROM walk w
-        -- The next lane that is ready, or has planned messages, which is looked for once, whatever there is before it.
         LEFT JOIN LATERAL (
-            SELECT w.ready AS channel WHERE w.ready > w.channel
-            UNION ALL
-            -- Not written so that an index of ready lanes only would do: that isn't by name, and is read whole each time.
-            (SELECT l.channel FROM lane l
-             WHERE w.ready = w.channel AND l.queue = v_queue AND l.channel > w.channel AND l.tag >= vtime
-                AND (coalesce(l.due, -1) = 0 OR (l.planned, l.since) > (vtime, v_vsince))
-             ORDER BY l.channel, l.tag LIMIT 1)
-            LIMIT 1) k ON true
+            SELECT l.channel, l.head_at, l.head_id,
+                CASE WHEN (l.planned, l.since) > (vtime, v_vsince) THEN 'known' WHEN l.due IS NULL THEN 'idle'
+                    WHEN l.due > 0 AND l.head_at > now_ms THEN 'early' ELSE 'known' END AS state
+            FROM lane l
+            WHERE l.queue = v_queue AND l.channel < w.channel
+            ORDER BY l.channel DESC, l.tag DESC LIMIT 1) k ON true
         LEFT JOIN LATERAL (
-            (SELECT m.channel, m.dequeue_at, m.id FROM message m
-             WHERE m.queue = v_queue AND m.channel > w.channel AND m.channel < k.channel AND m.leased_until IS NULL
-                AND m.id >= first_id
-             ORDER BY m.channel, m.dequeue_at, m.id LIMIT 1)
-            UNION ALL
-            (SELECT m.channel, m.dequeue_at, m.id FROM message m
-             WHERE m.queue = v_queue AND m.channel > w.channel AND k.channel IS NULL AND m.leased_until IS NULL
-                AND m.id >= first_id
-             ORDER BY m.channel, m.dequeue_at, m.id LIMIT 1)
-            LIMIT 1) n ON true
+            SELECT m.channel FROM message m
+            WHERE m.queue = v_queue AND m.channel < w.channel AND m.channel > coalesce(k.channel, '')
+                AND m.leased_until IS NULL AND m.id >= first_id
+            ORDER BY m.channel DESC, m.dequeue_at DESC, m.id DESC LIMIT 1) n ON true
+        CROSS JOIN LATERAL (
+            SELECT coalesce(n.channel, k.channel) AS channel,
+                CASE WHEN n.channel IS NOT NULL OR k.state = 'idle' THEN 9223372036854775807
+                    WHEN k.state = 'early' THEN k.head_at END AS before_at,
+                CASE WHEN n.channel IS NULL AND k.state = 'early' THEN k.head_id ELSE 0 END AS before_id) x
+        LEFT JOIN LATERAL (
+            SELECT m.dequeue_at, m.id FROM message m
+            WHERE m.queue = v_queue AND m.channel = x.channel AND m.leased_until IS NULL AND m.id >= first_id
+                AND (m.dequeue_at, m.id) < (x.before_at, x.before_id)
+            ORDER BY m.dequeue_at, m.id LIMIT 1) p ON true
         WHERE w.channel IS NOT NULL
     )
     SELECT array_agg(s.channel) FILTER (WHERE s.id IS NOT NULL),
         array_agg(coalesce(f.dequeue_at, s.dequeue_at)) FILTER (WHERE s.id IS NOT NULL),
         array_agg(coalesce(f.id, s.id)) FILTER (WHERE s.id IS NOT NULL),
-        CASE WHEN bool_and(s.channel IS NOT NULL) THEN max(s.channel) ELSE '' END
+        CASE WHEN bool_and(s.channel IS NOT NULL) THEN min(s.channel) ELSE '' END
     INTO v_channels, v_ats, v_ids, swept
     FROM (SELECT * FROM walk LIMIT max_channels + 1) s
     -- What stands before it may not be known either: ids are not in the order of transactions.
@@ -4783,9 +4770,6 @@ $$;
 CREATE FUNCTION scheduler_tidy(queue text, now_ms bigint, INOUT vtime bigint, INOUT idle_floor bigint)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
-SET plan_cache_mode = force_generic_plan
-SET jit = off
-SET enable_seqscan = off
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -4849,10 +4833,10 @@ $$;
 -- Waits for the caller's turn to dequeue from a queue and keeps it until the end of the transaction; or, shared, for a
 -- part in a turn that many have at the same time.
 --
--- Called by scheduler_serve and queue_repair, and shared by message_dequeue. True: the turn is the caller's. False:
--- somebody else has it and waiting could deadlock, because this transaction holds the turn of another queue, or wrote
--- something before it came to dequeue, and so may hold other locks.
--- Whether it had to wait is to be read, then, in fairqueue_turn.waited.
+-- Called by scheduler_serve and queue_repair, and shared by message_dequeue. True: the turn is the caller's, and
+-- whether it had to wait is to be read in fairqueue_turn.waited. False: somebody else has it and waiting could deadlock,
+-- because this transaction holds the turn of another queue, or wrote something before it came to dequeue, and so may
+-- hold other locks.
 -- Locks: one transaction-level advisory lock a queue. Besides this, message_dequeue and scheduler_passed take it.
 --
 -- Raises lock_not_available after 10 s: a transaction that dequeues has to commit at once.
@@ -4930,7 +4914,7 @@ $$;
 -- scheduler_activate, when a message came before planned ones of its channel; and by scheduler_fold, scheduler_rebuild
 -- and scheduler_tidy before they change what was planned by, and by queue_repair. Nothing is lost by it but the work:
 -- each lane owes what it owed before, and what was taken of it.
--- Locks: the lanes that it changes.
+-- Locks: the lanes that it changes, and the rows of plan that it deletes.
 --
 -- Where something was taken since the place of the rotation, returns where the last message would have started, had the
 -- same work been done in the order of those planned ones that were taken or are still to be had. At least one lane stands
@@ -4938,12 +4922,6 @@ $$;
 CREATE FUNCTION scheduler_unplan(queue text, OUT tag bigint, OUT since bigint)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
-SET plan_cache_mode = force_generic_plan
-SET jit = off
-SET enable_seqscan = off
-SET enable_bitmapscan = off
-SET enable_hashjoin = off
-SET enable_mergejoin = off
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -5043,9 +5021,6 @@ CREATE FUNCTION scheduler_wake(
 )
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
-SET plan_cache_mode = force_generic_plan
-SET jit = off
-SET enable_seqscan = off
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -5235,8 +5210,8 @@ LANGUAGE plpgsql SECURITY DEFINER
 SET search_path FROM CURRENT
 AS $$
 BEGIN
-    INSERT INTO signal (queue, urgent) SELECT DISTINCT r.queue, true FROM rotation r;
-    PERFORM queue_notify(q.name) FROM (SELECT DISTINCT r.queue FROM rotation r) AS q (name);
+    INSERT INTO signal (queue, urgent) SELECT r.queue, true FROM rotation r;
+    PERFORM queue_notify(r.queue) FROM rotation r;
     RETURN NULL;
 END
 $$;

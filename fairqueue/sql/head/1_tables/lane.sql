@@ -21,8 +21,8 @@ CREATE TABLE lane (
     -- The policy of the channel, as it was when there last was news of it. Unix milliseconds where it is a time.
     weight           double precision NOT NULL,
     max_concurrency  integer,
-    release_interval bigint,
-    burst            integer,
+    release_interval bigint           NOT NULL,
+    burst            integer          NOT NULL,
     paused_until     bigint,
     -- With a max_concurrency: how many of its messages are leased, of those leases that were counted in the turn
     -- counted_from or later.

@@ -1,7 +1,8 @@
 -- What was loaded in bulk, so that loading the same again adds nothing: one row a load that has a name.
 --
--- Written by load_enter, in the transaction that enters the messages. A job, or a part of one, is loaded once: its
--- epoch is 0. A stream is loaded batch by batch, and its epoch is the number of the last one, which only grows.
+-- Written by load_enter, in the transaction that enters the messages, by load_claim and load_count; deleted by
+-- stage_clean. A job, or a part of one, is loaded once: its epoch is 0. A stream is loaded batch by batch, and its
+-- epoch is the number of the last one, which only grows.
 CREATE TABLE load (
     name             text             NOT NULL,
     epoch            bigint           NOT NULL,

@@ -6,7 +6,8 @@
 --   none of these               the policy of the channel changed; without a channel, that of all by their queue
 --   dequeue_at, no channel      only what holds for the whole queue changed, its pause or its max_concurrency
 --
--- Written by the triggers, append-only, in the writer's own transaction, so that enqueueing waits for nobody.
+-- Written by the triggers, append-only, in the writer's own transaction, so that enqueueing waits for nobody; and by
+-- dequeues, for what is to be looked at again (scheduler_fold, scheduler_recount, scheduler_serve_shares).
 -- Dequeues fold signals into lanes and delete them (scheduler_fold). The transaction id, not the order of arrival,
 -- is what a fold resumes from: ids are given at insert but rows are seen at commit.
 CREATE TABLE signal (

@@ -1,6 +1,7 @@
 -- The staging tables that there are: one row each, for a part of a load that hasn't been entered yet.
 --
--- Written by stage_create and stage_drop. Only what has a row here is entered, or dropped.
+-- Written by stage_create and stage_drop; deleted by stage_clean, with the tables. Only what has a row here is entered,
+-- or dropped.
 CREATE TABLE stage (
     -- That of the table.
     name             text             NOT NULL,

@@ -1,7 +1,7 @@
 -- When a lane may next be served, as lane.due says it: 0, a time, 2^63-1 for "when a signal says so", or null for a
 -- lane without a message (head_at null).
 --
--- Called by scheduler_serve_heads, scheduler_serve_shares and scheduler_activate; takes no lock.
+-- Called by scheduler_serve_heads, scheduler_serve_shares, scheduler_activate and queue_check; takes no lock.
 --
 -- The rate is the generic cell rate algorithm (ITU-T I.371) with released_at for the theoretical arrival time less
 -- one interval, so that a changed interval applies at once. A clock that was set back must not close a lane for

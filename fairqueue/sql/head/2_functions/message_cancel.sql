@@ -14,8 +14,6 @@ SET plan_cache_mode = force_generic_plan
 SET jit = off
 SET enable_seqscan = off
 SET enable_bitmapscan = off
-SET enable_hashjoin = off
-SET enable_mergejoin = off
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -34,7 +32,7 @@ BEGIN
         ), held AS MATERIALIZED (
             SELECT m.id, m.attempt
             FROM lease l JOIN message m ON m.id BETWEEN l.id AND l.id
-            WHERE m.attempt = l.attempt AND is_leased(m.leased_until)
+            WHERE m.attempt BETWEEN l.attempt AND l.attempt AND is_leased(m.leased_until)
             FOR UPDATE OF m
         )
         SELECT array_agg(h.id), array_agg(h.attempt) INTO v_done, v_attempts FROM held h;

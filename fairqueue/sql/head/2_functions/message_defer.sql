@@ -1,9 +1,9 @@
 -- Ends leases whose work is to go on later: the messages go back into their channels with a saved state.
 --
 -- Called by workers. states[i] is what the next attempt of ids[i] will find in message.state; without states the
--- saved ones stay. With delay_seconds null a message keeps its place in the channel: it was not the worker's turn after
--- all, as when the worker has to stop. Returns for each lease, in the order given, 'deferred', 'stale' or 'not_found'. A deferral is no
--- failure: it uses up none of the message's attempts.
+-- saved ones stay. With delay_seconds null a message keeps its place in the channel: it was not the worker's turn
+-- after all, as when the worker has to stop. Returns for each lease, in the order given, 'deferred', 'stale' or
+-- 'not_found'. A deferral is no failure: it uses up none of the message's attempts.
 -- Locks: the messages it updates, until the end of the transaction. The trigger message_moved signals the channels.
 CREATE FUNCTION message_defer(
     ids bigint[], attempts integer[], delay_seconds double precision DEFAULT 0, states jsonb[] DEFAULT NULL
@@ -14,8 +14,6 @@ SET plan_cache_mode = force_generic_plan
 SET jit = off
 SET enable_seqscan = off
 SET enable_bitmapscan = off
-SET enable_hashjoin = off
-SET enable_mergejoin = off
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -34,12 +32,12 @@ BEGIN
         SELECT * FROM lease_list(ids, attempts)
     ), done AS (
         UPDATE message m
-        SET leased_until = NULL,
+        SET leased_until = NULL, counted = NULL,
             dequeue_at = coalesce(unix_ms(clock() + make_interval(secs => delay_seconds)), m.dequeue_at),
             state = CASE WHEN states IS NULL THEN m.state ELSE states[l.n] END,
             forgiven = least(m.forgiven, 2147483646) + 1
         FROM lease l
-        WHERE m.id BETWEEN l.id AND l.id AND m.attempt = l.attempt AND is_leased(m.leased_until)
+        WHERE m.id BETWEEN l.id AND l.id AND m.attempt BETWEEN l.attempt AND l.attempt AND is_leased(m.leased_until)
         RETURNING m.id, m.attempt
     )
     SELECT array_agg(d.id), array_agg(d.attempt) INTO v_done, v_attempts FROM done d;

@@ -64,14 +64,14 @@ BEGIN
 
     <<tries>>
     FOR v_try IN 1..2 LOOP
+        -- Who took from the plan last time comes for more. Others look first whether anything is planned: where each turn
+        -- is needed, shares would only be in the way.
+        IF NOT v_took THEN
+            SELECT t.planned > t.place AND t.lane_tag IS NOT NULL INTO v_is_planned
+            FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1;
+            EXIT tries WHEN v_is_planned IS NOT TRUE;
+        END IF;
         BEGIN
-            -- Who took from the plan last time comes for more. Others look first whether anything is planned: where each
-            -- turn is needed, shares would only be in the way.
-            IF NOT v_took THEN
-                SELECT t.planned > t.place AND t.lane_tag IS NOT NULL INTO v_is_planned
-                FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1;
-                EXIT tries WHEN v_is_planned IS NOT TRUE;
-            END IF;
             IF NOT pg_try_advisory_xact_lock_shared(queue_key(v_queue)) THEN
                 -- Waits while somebody has the turn, or waits for it.
                 EXIT tries WHEN NOT scheduler_turn(v_queue, true, v_wrote);

@@ -46,7 +46,7 @@ BEGIN
         FROM held h LEFT JOIN queue q ON q.name = h.queue
     ), retried AS (
         UPDATE message m
-        SET leased_until = NULL, error = v_error, dequeue_at = CASE WHEN p.delay = 0 THEN m.dequeue_at
+        SET leased_until = NULL, counted = NULL, error = v_error, dequeue_at = CASE WHEN p.delay = 0 THEN m.dequeue_at
             ELSE unix_ms(clock() + make_interval(secs => p.delay)) END
         FROM policy p
         WHERE m.id BETWEEN p.id AND p.id AND NOT p.is_dead

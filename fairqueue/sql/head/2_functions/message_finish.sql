@@ -1,8 +1,9 @@
 -- Takes messages out of the queue for good, other than by completion, and writes what became of them.
 --
--- Called by message_cancel ('cancelled'), by message_fail and scheduler_reclaim ('dead'), and when a message has no
--- room in its channel ('dropped'). Where an error is given, it stands instead of the messages' own. Dead messages go to
--- dead_message. What was dropped is always written to history, the rest unless the queue's history_days is 0.
+-- Called by message_cancel ('cancelled'), by message_fail and scheduler_bury ('dead'), and by message_arrive, when a
+-- message has no room in its channel ('dropped'). Where an error is given, it stands instead of the messages' own. Dead
+-- messages go to dead_message. What was dropped is always written to history, the rest unless the queue's history_days
+-- is 0.
 -- Locks: the messages it deletes, in the order of ids, until the end of the transaction.
 --
 -- Returns the ids of the messages that it deleted.
@@ -13,8 +14,6 @@ SET plan_cache_mode = force_generic_plan
 SET jit = off
 SET enable_seqscan = off
 SET enable_bitmapscan = off
-SET enable_hashjoin = off
-SET enable_mergejoin = off
 AS $$
 #variable_conflict use_column
 DECLARE

@@ -13,8 +13,6 @@ SET plan_cache_mode = force_generic_plan
 SET jit = off
 SET enable_seqscan = off
 SET enable_bitmapscan = off
-SET enable_hashjoin = off
-SET enable_mergejoin = off
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -29,11 +27,11 @@ BEGIN
     ), known AS MATERIALIZED (
         SELECT l.n
         FROM lease l JOIN message m ON m.id BETWEEN l.id AND l.id
-        WHERE m.attempt = l.attempt AND is_leased(m.leased_until)
+        WHERE m.attempt BETWEEN l.attempt AND l.attempt AND is_leased(m.leased_until)
     ), held AS MATERIALIZED (
         SELECT m.id
         FROM lease l JOIN message m ON m.id BETWEEN l.id AND l.id
-        WHERE m.attempt = l.attempt AND is_leased(m.leased_until)
+        WHERE m.attempt BETWEEN l.attempt AND l.attempt AND is_leased(m.leased_until)
         FOR NO KEY UPDATE OF m SKIP LOCKED
     ), done AS (
         UPDATE message m

@@ -6,12 +6,18 @@
 CREATE FUNCTION queue_repair(name text DEFAULT 'default') RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path FROM CURRENT
+-- Those of message_dequeue, by which what both call is planned.
+SET plan_cache_mode = force_generic_plan
 SET jit = off
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
 AS $$
 #variable_conflict use_column
 DECLARE
     v_queue CONSTANT text := $1;
-    v_now CONSTANT bigint := unix_ms(clock());
+    v_now bigint;
     r rotation%ROWTYPE;
 BEGIN
     IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
@@ -25,6 +31,8 @@ BEGIN
             MESSAGE = format('queue %L is being dequeued from', v_queue),
             HINT = 'Repair in a transaction of its own, which has written nothing before; then it waits for its turn.';
     END IF;
+    -- Only now: others may have had their turns meanwhile, by a later clock.
+    v_now := unix_ms(clock());
     SELECT t.* INTO r FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1;
     IF NOT FOUND THEN
         INSERT INTO rotation AS t
@@ -53,12 +61,13 @@ BEGIN
     SET arrival_tag = least(t.arrival_tag,
         greatest(0, r.vtime, (SELECT max(l.tag) FROM lane l WHERE l.queue = v_queue)))
     WHERE t.queue = v_queue;
-    SELECT b.activations, b.due_floor, b.lease_floor, b.max_concurrency, b.paused_until, b.running
-    INTO r.activations, r.due_floor, r.lease_floor, r.max_concurrency, r.paused_until, r.running
+    SELECT b.activations, b.due_floor, b.max_concurrency, b.paused_until, b.running
+    INTO r.activations, r.due_floor, r.max_concurrency, r.paused_until, r.running
     FROM scheduler_rebuild(v_queue, r.turn, r.vtime, v_now, true, r.activations) b;
     UPDATE rotation t
     SET turn = r.turn + 1, era = rotation_era(r.turn + 1), activations = r.activations, due_floor = r.due_floor,
-        lease_floor = r.lease_floor, max_concurrency = r.max_concurrency, paused_until = r.paused_until,
+        lease_floor = coalesce((SELECT min(m.leased_until) FROM message m WHERE m.queue = v_queue), 'infinity'),
+        max_concurrency = r.max_concurrency, paused_until = r.paused_until,
         running = r.running, counted_from = r.turn, clock = v_now, idle_floor = -1, swept = '',
         place = greatest(t.place, t.planned), planned = greatest(t.place, t.planned), ahead = 0,
         plan_at = plan_after(), lane_tag = NULL, lane_since = NULL,

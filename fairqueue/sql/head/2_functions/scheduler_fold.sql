@@ -19,11 +19,6 @@ CREATE FUNCTION scheduler_fold(
 )
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
-SET plan_cache_mode = force_generic_plan
-SET jit = off
-SET enable_seqscan = off
-SET enable_hashjoin = off
-SET enable_mergejoin = off
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -58,7 +53,7 @@ BEGIN
                 AND NOT (s.xid = v_xid AND s.message_id IS NOT NULL AND s.dequeue_at IS NULL)
             LIMIT max_signals) s
         -- Who is still under way has told nothing yet, however much it wrote.
-        WHERE o.xid < v_from AND o.xid <> ALL (ARRAY(SELECT pg_snapshot_xip(pg_current_snapshot())))
+        WHERE o.xid < v_from AND pg_visible_in_snapshot(o.xid, pg_current_snapshot())
         LIMIT max_signals
     ), fresh AS MATERIALIZED (
         SELECT s.ctid AS row, s.channel, s.dequeue_at, s.message_id, s.counted, s.xid, false AS is_late
@@ -133,7 +128,7 @@ BEGIN
             CROSS JOIN LATERAL (
                 SELECT s.message_id FROM signal s
                 WHERE s.queue = v_queue AND s.urgent = is_urgent AND s.xid = o.xid LIMIT 1) s
-            WHERE o.xid <> ALL (ARRAY(SELECT pg_snapshot_xip(pg_current_snapshot())))));
+            WHERE pg_visible_in_snapshot(o.xid, pg_current_snapshot())));
     END IF;
     -- Marked, if nobody holds it any more, it will signal its end; otherwise it is to be looked at again.
     IF v_doubtful > 0 THEN
@@ -170,7 +165,6 @@ BEGIN
     END IF;
     SELECT a.activations, a.due_floor, a.uncounted INTO activations, due_floor, uncounted
     FROM scheduler_activate(v_queue, coalesce(v_counted_from, v_turn), vtime, now_ms, v_channels, v_ats, v_ids,
-        v_ended, v_running, false,
-        v_activations) a;
+        v_ended, v_running, false, v_activations) a;
 END
 $$;

@@ -7,7 +7,7 @@
 -- probing a channel and writing its lane, which is most of what fairness costs, is then done once for several of its
 -- messages. Planned is only what needs no second look when its time comes: messages of lanes without limits, and of each
 -- all but the last one that is ready, so that the lane stays active.
--- Locks: the lanes that it changes.
+-- Locks: the lanes that it changes, and the rows of plan that it deletes.
 --
 -- heads: whether it pays to plan the heads of lanes alone.
 -- place is that of the last message that was served, planned that of the last one that was planned: those that this
@@ -18,12 +18,6 @@ CREATE FUNCTION scheduler_plan(
 )
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
-SET plan_cache_mode = force_generic_plan
-SET jit = off
-SET enable_seqscan = off
-SET enable_bitmapscan = off
-SET enable_hashjoin = off
-SET enable_mergejoin = off
 AS $$
 #variable_conflict use_column
 DECLARE

@@ -1,24 +1,21 @@
 -- Derives everything that the scheduler keeps for a queue anew from the rows of message, channel and queue.
 --
--- Called by scheduler_serve, within the turn, when what the queue says of its channels changed, when messages were
--- truncated, and when the clock was set back; and by queue_repair, where it is thorough: what is kept may be wrong
--- then, and is not gone by. Otherwise it looks from the heads of lanes and the first lease on, as what comes before are
--- the entries of served messages, which an old snapshot keeps. Tags stay: whom the rotation owes what can't be derived.
+-- Called by scheduler_serve, within the turn, when what the queue says of its channels changed, when messages or
+-- policies were truncated, and when the clock was set back; and by queue_repair, where it is thorough: what is kept may
+-- be wrong then, and is not gone by. Otherwise it looks from the heads of lanes and the first lease on, as what comes
+-- before are the entries of served messages, which an old snapshot keeps. Tags stay: whom the rotation owes what can't
+-- be derived.
 -- Locks: the lanes of the queue; its leases, as far as nobody else holds them (scheduler_recount).
 --
--- Returns what is to be written to rotation (lease_floor by queue_repair alone), and whether a lane has a limit whose
--- leases nobody counted, because it was committed meanwhile (scheduler_activate). Takes time in proportion to the number
--- of lanes and leases.
+-- Returns what is to be written to rotation, and whether a lane has a limit whose leases nobody counted, because it was
+-- committed meanwhile (scheduler_activate). Takes time in proportion to the number of lanes and leases.
 CREATE FUNCTION scheduler_rebuild(
     queue text, turn bigint, vtime bigint, now_ms bigint, thorough boolean, INOUT activations bigint,
-    OUT due_floor bigint, OUT lease_floor timestamptz, OUT max_concurrency integer, OUT paused_until bigint,
-    OUT running integer, OUT uncounted boolean
+    OUT due_floor bigint, OUT max_concurrency integer, OUT paused_until bigint, OUT running integer,
+    OUT uncounted boolean
 )
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
-SET plan_cache_mode = force_generic_plan
-SET jit = off
-SET enable_seqscan = off
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -80,9 +77,5 @@ BEGIN
     SELECT a.activations, a.due_floor, a.uncounted INTO activations, due_floor, uncounted
     FROM scheduler_activate(v_queue, turn, vtime, now_ms, v_channels, v_ats, v_ids, NULL, v_running, true,
         v_activations) a;
-    lease_floor := coalesce(
-        (SELECT m.leased_until FROM message m WHERE m.queue = v_queue AND m.leased_until >= v_first
-         ORDER BY m.leased_until LIMIT 1),
-        'infinity');
 END
 $$;

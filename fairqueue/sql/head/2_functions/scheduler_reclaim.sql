@@ -3,8 +3,7 @@
 -- Called by scheduler_serve, which holds the turn, when a lease may have ended. The attempt stays counted: a message
 -- that has no more of them becomes a dead letter. After its first failure it has its old place; after others it waits
 -- as one that failed does, so that a message which kills its worker gets away from those that were leased with it. The
--- trigger message_moved signals the channels, so that each waits
--- for its place in the rotation like any other.
+-- trigger message_moved signals the channels, so that each waits for its place in the rotation like any other.
 -- Locks: the rows it returns to ready or takes out, and the rotation of the queue, which nobody else writes. Rows that
 -- somebody else holds are left for a later call: a completion may be on its way in a long transaction, and the fence
 -- decides afterwards. The longer one has been held, the later that call is, by a sixteenth of that time, 10 minutes at
@@ -51,7 +50,7 @@ BEGIN
         FOR UPDATE SKIP LOCKED
     ), back AS (
         UPDATE message m
-        SET leased_until = NULL, error = format('the lease of attempt %s ran out', m.attempt),
+        SET leased_until = NULL, counted = NULL, error = format('the lease of attempt %s ran out', m.attempt),
             dequeue_at = CASE WHEN e.delay = 0 THEN m.dequeue_at
                 ELSE unix_ms(clock + make_interval(secs => e.delay)) END
         FROM expired e
@@ -67,7 +66,7 @@ BEGIN
             EXIT WHEN clock_timestamp() > v_end;
             v_error := scheduler_bury(ARRAY[v_id]);
             UPDATE message m
-            SET leased_until = NULL,
+            SET leased_until = NULL, counted = NULL,
                 error = format('the lease of attempt %s ran out; no dead letter: %s', m.attempt, v_error)
             WHERE v_error IS NOT NULL AND m.id = v_id;
         END LOOP;

@@ -143,7 +143,7 @@ BEGIN
                 CASE WHEN r.max_concurrency IS NOT NULL THEN r.counted_from END, r.urgent_from,
                 r.urgent_open, r.activations) f;
             v_written := false;
-            IF v_is_changed THEN
+            IF v_is_changed AND NOT v_rebuild THEN
                 r := scheduler_limit(r, v_now);
             END IF;
             IF r.lease_floor <= v_clock AND NOT v_reclaim THEN
@@ -171,7 +171,7 @@ BEGIN
         END IF;
         -- Signals come in faster than they are folded. Where each is of another channel there aren't so many that what is
         -- behind them waits for long, and a name costs more than a signal: still more names than messages are served, so
-        -- until all that are ready have had their turn, all between them have been looked for.
+        -- until as many messages as there are names have been served, all have been looked for.
         IF v_has_news THEN
             SELECT w.swept, w.activations, least(w.due_floor, r.due_floor), v_uncounted OR w.uncounted
             INTO r.swept, r.activations, r.due_floor, v_uncounted
@@ -190,7 +190,7 @@ BEGIN
                     CROSS JOIN LATERAL (
                         SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid = o.xid
                             AND s.message_id IS NULL AND s.counted IS NULL LIMIT 1) s
-                    WHERE o.xid <> ALL (ARRAY(SELECT pg_snapshot_xip(pg_current_snapshot()))));
+                    WHERE pg_visible_in_snapshot(o.xid, pg_current_snapshot()));
             IF v_uncounted THEN
                 v_has_urgent := true;
                 CONTINUE;
@@ -299,6 +299,10 @@ BEGIN
                 END IF;
                 EXIT;
             END IF;
+            -- Much of what is left to be told can only be of channels that have to wait, or it would have been found. It
+            -- is for the next ones, so that none takes long, and what this one has read is read once.
+            EXIT WHEN v_news >= 20000 AND v_has_news AND r.swept = ''
+                AND NOT (v_has_urgent OR v_reclaim OR r.due_floor <= v_now);
             v_news := greatest(v_news, least(v_news * 4, 20000));
             CONTINUE;
         END IF;

@@ -1,11 +1,13 @@
--- Looks for the news of channels that aren't ready, by name, in up to max_channels steps, without their signals.
+-- Looks for the news of channels that aren't known to be ready, by name, in up to max_channels steps, without signals.
 --
 -- Called by scheduler_serve, within the turn, when signals arrive faster than they can be folded: a channel's news
--- then need not wait behind the many signals of another. It goes from one ready lane to the next and looks for messages
--- between the two. Of those that no folded signal told of, first_id is about the first: so the entries of served
--- messages are passed over within the index, without a look at the table, however many an old snapshot keeps. So are
--- those of dead versions of lanes, which are behind the virtual time. Where a channel has something, it begins with the
--- first that is ready, which may have come before.
+-- then need not wait behind the many signals of another. It goes from one lane to the next, backwards by name, and looks
+-- for messages of channels between the two, that have no lane. So the first entry of each lane that it meets is the
+-- living one, and those of dead versions are never looked at. What a lane is ready for, or waits to be ready for, is
+-- known: only of one that is idle, or waits for the hour of its message, an earlier one is looked for.
+-- Of those messages that no folded signal told of, first_id is about the first: so the entries of served messages are
+-- passed over within the index, without a look at the table, however many an old snapshot keeps. Where a channel has
+-- something, it begins with the first that is ready, which may have come before.
 -- Locks: the lanes that scheduler_activate changes.
 --
 -- Returns the last channel looked at ('' when the round is complete), the number of activations so far, the earliest
@@ -17,55 +19,61 @@ CREATE FUNCTION scheduler_sweep(
 )
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
-SET plan_cache_mode = force_generic_plan
-SET jit = off
-SET enable_seqscan = off
 -- Sorting all messages would take long where the table seemed to be nearly empty when this was planned.
 SET enable_sort = off
 AS $$
 #variable_conflict use_column
 DECLARE
     v_queue CONSTANT text := $1;
-    v_swept CONSTANT text := $7;
     v_activations CONSTANT bigint := $8;
+    v_from text := $7;
     v_vsince bigint;
     v_channels text[];
     v_ats bigint[];
     v_ids bigint[];
 BEGIN
     SELECT t.vsince INTO v_vsince FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1;
+    IF v_from = '' THEN
+        v_from := (SELECT l.channel FROM lane l WHERE l.queue = v_queue ORDER BY l.channel DESC, l.tag DESC LIMIT 1);
+        v_from := coalesce(
+            (SELECT m.channel FROM message m
+             WHERE m.queue = v_queue AND m.channel > coalesce(v_from, '') AND m.leased_until IS NULL AND m.id >= first_id
+             ORDER BY m.channel DESC, m.dequeue_at DESC, m.id DESC LIMIT 1),
+            v_from) || 'z';  -- so it comes behind all
+    END IF;
     WITH RECURSIVE walk AS (
-        SELECT v_swept AS channel, v_swept AS ready, NULL::bigint AS dequeue_at, NULL::bigint AS id
+        SELECT v_from AS channel, NULL::bigint AS dequeue_at, NULL::bigint AS id
         UNION ALL
-        SELECT coalesce(n.channel, k.channel), k.channel, n.dequeue_at, n.id
+        SELECT x.channel, p.dequeue_at, p.id
         FROM walk w
-        -- The next lane that is ready, or has planned messages, which is looked for once, whatever there is before it.
         LEFT JOIN LATERAL (
-            SELECT w.ready AS channel WHERE w.ready > w.channel
-            UNION ALL
-            -- Not written so that an index of ready lanes only would do: that isn't by name, and is read whole each time.
-            (SELECT l.channel FROM lane l
-             WHERE w.ready = w.channel AND l.queue = v_queue AND l.channel > w.channel AND l.tag >= vtime
-                AND (coalesce(l.due, -1) = 0 OR (l.planned, l.since) > (vtime, v_vsince))
-             ORDER BY l.channel, l.tag LIMIT 1)
-            LIMIT 1) k ON true
+            SELECT l.channel, l.head_at, l.head_id,
+                CASE WHEN (l.planned, l.since) > (vtime, v_vsince) THEN 'known' WHEN l.due IS NULL THEN 'idle'
+                    WHEN l.due > 0 AND l.head_at > now_ms THEN 'early' ELSE 'known' END AS state
+            FROM lane l
+            WHERE l.queue = v_queue AND l.channel < w.channel
+            ORDER BY l.channel DESC, l.tag DESC LIMIT 1) k ON true
         LEFT JOIN LATERAL (
-            (SELECT m.channel, m.dequeue_at, m.id FROM message m
-             WHERE m.queue = v_queue AND m.channel > w.channel AND m.channel < k.channel AND m.leased_until IS NULL
-                AND m.id >= first_id
-             ORDER BY m.channel, m.dequeue_at, m.id LIMIT 1)
-            UNION ALL
-            (SELECT m.channel, m.dequeue_at, m.id FROM message m
-             WHERE m.queue = v_queue AND m.channel > w.channel AND k.channel IS NULL AND m.leased_until IS NULL
-                AND m.id >= first_id
-             ORDER BY m.channel, m.dequeue_at, m.id LIMIT 1)
-            LIMIT 1) n ON true
+            SELECT m.channel FROM message m
+            WHERE m.queue = v_queue AND m.channel < w.channel AND m.channel > coalesce(k.channel, '')
+                AND m.leased_until IS NULL AND m.id >= first_id
+            ORDER BY m.channel DESC, m.dequeue_at DESC, m.id DESC LIMIT 1) n ON true
+        CROSS JOIN LATERAL (
+            SELECT coalesce(n.channel, k.channel) AS channel,
+                CASE WHEN n.channel IS NOT NULL OR k.state = 'idle' THEN 9223372036854775807
+                    WHEN k.state = 'early' THEN k.head_at END AS before_at,
+                CASE WHEN n.channel IS NULL AND k.state = 'early' THEN k.head_id ELSE 0 END AS before_id) x
+        LEFT JOIN LATERAL (
+            SELECT m.dequeue_at, m.id FROM message m
+            WHERE m.queue = v_queue AND m.channel = x.channel AND m.leased_until IS NULL AND m.id >= first_id
+                AND (m.dequeue_at, m.id) < (x.before_at, x.before_id)
+            ORDER BY m.dequeue_at, m.id LIMIT 1) p ON true
         WHERE w.channel IS NOT NULL
     )
     SELECT array_agg(s.channel) FILTER (WHERE s.id IS NOT NULL),
         array_agg(coalesce(f.dequeue_at, s.dequeue_at)) FILTER (WHERE s.id IS NOT NULL),
         array_agg(coalesce(f.id, s.id)) FILTER (WHERE s.id IS NOT NULL),
-        CASE WHEN bool_and(s.channel IS NOT NULL) THEN max(s.channel) ELSE '' END
+        CASE WHEN bool_and(s.channel IS NOT NULL) THEN min(s.channel) ELSE '' END
     INTO v_channels, v_ats, v_ids, swept
     FROM (SELECT * FROM walk LIMIT max_channels + 1) s
     -- What stands before it may not be known either: ids are not in the order of transactions.

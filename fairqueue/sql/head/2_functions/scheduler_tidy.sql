@@ -9,9 +9,6 @@
 CREATE FUNCTION scheduler_tidy(queue text, now_ms bigint, INOUT vtime bigint, INOUT idle_floor bigint)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
-SET plan_cache_mode = force_generic_plan
-SET jit = off
-SET enable_seqscan = off
 AS $$
 #variable_conflict use_column
 DECLARE

@@ -1,10 +1,10 @@
 -- Waits for the caller's turn to dequeue from a queue and keeps it until the end of the transaction; or, shared, for a
 -- part in a turn that many have at the same time.
 --
--- Called by scheduler_serve and queue_repair, and shared by message_dequeue. True: the turn is the caller's. False:
--- somebody else has it and waiting could deadlock, because this transaction holds the turn of another queue, or wrote
--- something before it came to dequeue, and so may hold other locks.
--- Whether it had to wait is to be read, then, in fairqueue_turn.waited.
+-- Called by scheduler_serve and queue_repair, and shared by message_dequeue. True: the turn is the caller's, and
+-- whether it had to wait is to be read in fairqueue_turn.waited. False: somebody else has it and waiting could deadlock,
+-- because this transaction holds the turn of another queue, or wrote something before it came to dequeue, and so may
+-- hold other locks.
 -- Locks: one transaction-level advisory lock a queue. Besides this, message_dequeue and scheduler_passed take it.
 --
 -- Raises lock_not_available after 10 s: a transaction that dequeues has to commit at once.

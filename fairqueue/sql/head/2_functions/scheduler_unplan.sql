@@ -5,7 +5,7 @@
 -- scheduler_activate, when a message came before planned ones of its channel; and by scheduler_fold, scheduler_rebuild
 -- and scheduler_tidy before they change what was planned by, and by queue_repair. Nothing is lost by it but the work:
 -- each lane owes what it owed before, and what was taken of it.
--- Locks: the lanes that it changes.
+-- Locks: the lanes that it changes, and the rows of plan that it deletes.
 --
 -- Where something was taken since the place of the rotation, returns where the last message would have started, had the
 -- same work been done in the order of those planned ones that were taken or are still to be had. At least one lane stands
@@ -13,12 +13,6 @@
 CREATE FUNCTION scheduler_unplan(queue text, OUT tag bigint, OUT since bigint)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
-SET plan_cache_mode = force_generic_plan
-SET jit = off
-SET enable_seqscan = off
-SET enable_bitmapscan = off
-SET enable_hashjoin = off
-SET enable_mergejoin = off
 AS $$
 #variable_conflict use_column
 DECLARE

@@ -11,9 +11,6 @@ CREATE FUNCTION scheduler_wake(
 )
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
-SET plan_cache_mode = force_generic_plan
-SET jit = off
-SET enable_seqscan = off
 AS $$
 #variable_conflict use_column
 DECLARE

@@ -7,8 +7,8 @@ LANGUAGE plpgsql SECURITY DEFINER
 SET search_path FROM CURRENT
 AS $$
 BEGIN
-    INSERT INTO signal (queue, urgent) SELECT DISTINCT r.queue, true FROM rotation r;
-    PERFORM queue_notify(q.name) FROM (SELECT DISTINCT r.queue FROM rotation r) AS q (name);
+    INSERT INTO signal (queue, urgent) SELECT r.queue, true FROM rotation r;
+    PERFORM queue_notify(r.queue) FROM rotation r;
     RETURN NULL;
 END
 $$;
