@@ -143,3 +143,25 @@ class Roles:
         return create_engine(
             "postgresql+psycopg://", creator=lambda: self.become(kind), execution_options=fq.in_schema(self.place)
         )
+
+
+def rights_of(connection: psycopg.Connection, role: str, place: str = "fairqueue") -> set[tuple[str, str]]:
+    """What the catalog says of a role: table, column or function, and privilege; but for the partitions of history."""
+    query = """
+        SELECT c.relname, a.privilege_type
+        FROM pg_class c CROSS JOIN aclexplode(c.relacl) a
+        WHERE c.relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = %(place)s)
+            AND a.grantee = (SELECT oid FROM pg_roles WHERE rolname = %(role)s)
+        UNION ALL
+        SELECT c.relname || '.' || t.attname, a.privilege_type
+        FROM pg_class c JOIN pg_attribute t ON t.attrelid = c.oid CROSS JOIN aclexplode(t.attacl) a
+        WHERE c.relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = %(place)s)
+            AND a.grantee = (SELECT oid FROM pg_roles WHERE rolname = %(role)s)
+        UNION ALL
+        SELECT p.proname, a.privilege_type
+        FROM pg_proc p CROSS JOIN aclexplode(p.proacl) a
+        WHERE p.pronamespace = (SELECT oid FROM pg_namespace WHERE nspname = %(place)s)
+            AND a.grantee = (SELECT oid FROM pg_roles WHERE rolname = %(role)s)
+        """
+    found = connection.execute(query.encode(), {"place": place, "role": role})
+    return {(name, privilege) for name, privilege in found if not name.startswith("history_2")}

@@ -18,7 +18,8 @@ from fairqueue.status import status
 from tests.acts import wait_until
 from tests.fixtures.connections import Raw
 from tests.observing import observer, rows, value, waits_for_a_lock
-from tests.operating.rights import ACTS, GIVEN, NOBODY, READERS, Roles
+from tests.operating.rights import ACTS, GIVEN, NOBODY, READERS, Roles, rights_of
+from tests.pages import ROOT, blocks
 
 STRANGE = 'My "Q"; DROP TABLE x --'
 
@@ -88,26 +89,9 @@ def test_acts_are_all(granted: Roles) -> None:
 
 def test_rights(granted: Roles) -> None:
     """The same as the catalog has it, for every table, column and function."""
-    query = """
-        SELECT c.relname, a.privilege_type
-        FROM pg_class c CROSS JOIN aclexplode(c.relacl) a
-        WHERE c.relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = %(place)s)
-            AND a.grantee = (SELECT oid FROM pg_roles WHERE rolname = %(role)s)
-        UNION ALL
-        SELECT c.relname || '.' || t.attname, a.privilege_type
-        FROM pg_class c JOIN pg_attribute t ON t.attrelid = c.oid CROSS JOIN aclexplode(t.attacl) a
-        WHERE c.relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = %(place)s)
-            AND a.grantee = (SELECT oid FROM pg_roles WHERE rolname = %(role)s)
-        UNION ALL
-        SELECT p.proname, a.privilege_type
-        FROM pg_proc p CROSS JOIN aclexplode(p.proacl) a
-        WHERE p.pronamespace = (SELECT oid FROM pg_namespace WHERE nspname = %(place)s)
-            AND a.grantee = (SELECT oid FROM pg_roles WHERE rolname = %(role)s)
-        """
 
     def rights(kind: str) -> set[tuple[str, str]]:
-        found = granted.owner.execute(query.encode(), {"place": granted.place, "role": granted.name(kind)})
-        return {(name, privilege) for name, privilege in found if not name.startswith("history_2")}
+        return rights_of(granted.owner, granted.name(kind), granted.place)
 
     basic = {(name, "EXECUTE") for name in ("clock", "unix_ms", "schema_version", "schema_serves")}
     assert rights("producer") == {
@@ -160,6 +144,20 @@ def test_rights(granted: Roles) -> None:
         *((name, "EXECUTE") for name in functions),
     }
     assert rights(NOBODY) == set()
+
+
+def test_those_of_the_sql_page(raw: Raw, database_url: str) -> None:
+    """Roles that are made as docs/sql.md has it have the same rights. They belong to the server: it is rolled back."""
+    owner = raw(database_url)
+    (code,) = [
+        code for _, code in blocks((ROOT / "docs" / "sql.md").read_text("utf-8"), "sql") if "CREATE ROLE" in code
+    ]
+    owner.execute(code.encode())
+    for kind in roles.KINDS:
+        owner.execute(SQL("CREATE ROLE {}").format(Identifier(f"another {kind}")))
+        for statement in roles.grant_sql(f"another {kind}", kind):
+            owner.execute(statement.encode())
+        assert rights_of(owner, f"fq_{kind}") == rights_of(owner, f"another {kind}") != set()
 
 
 def test_where_no_function_is_for_everybody(empty: Engine, raw: Raw, empty_database_url: str) -> None:
