@@ -263,15 +263,15 @@ def test_a_flood_among_many_ready_channels(raw: Raw, database_url: str) -> None:
 
 
 def test_a_flood_beside_many_that_are_idle(raw: Raw, database_url: str) -> None:
-    """The next ready lane is looked for once, however much news there is before it."""
+    """The next lane that isn't idle is looked for once, however much news there is before it."""
     connection = raw(database_url)
     connection.autocommit = True
     without_autovacuum(connection)
     pass_through(connection, 5000, 5000)
     connection.execute(one_by_one(3000, "a").encode())
     connection.execute("INSERT INTO fairqueue.message (channel) SELECT 'c' || g FROM generate_series(1, 500) g")
-    # They are 18,000; if it looked 400 times, each time through all idle lanes, a million.
-    assert buffers(connection, 100) < 25_000
+    # They are 27,000; if it looked 400 times, each time through all idle lanes, a million.
+    assert buffers(connection, 100) < 35_000
     assert value(connection, "SELECT count(*) > 200 FROM fairqueue.lane WHERE due = 0")
 
 

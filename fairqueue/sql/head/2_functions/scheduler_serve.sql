@@ -171,7 +171,7 @@ BEGIN
         END IF;
         -- Signals come in faster than they are folded. Where each is of another channel there aren't so many that what is
         -- behind them waits for long, and a name costs more than a signal: still more names than messages are served, so
-        -- until as many messages as there are names have been served, all have been looked for.
+        -- until as many messages have been served as there are channels that aren't idle, all have been looked for.
         IF v_has_news THEN
             SELECT w.swept, w.activations, least(w.due_floor, r.due_floor), v_uncounted OR w.uncounted
             INTO r.swept, r.activations, r.due_floor, v_uncounted

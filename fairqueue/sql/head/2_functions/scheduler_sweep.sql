@@ -1,10 +1,10 @@
 -- Looks for the news of channels that aren't known to be ready, by name, in up to max_channels steps, without signals.
 --
 -- Called by scheduler_serve, within the turn, when signals arrive faster than they can be folded: a channel's news
--- then need not wait behind the many signals of another. It goes from one lane to the next, backwards by name, and looks
--- for messages of channels between the two, that have no lane. So the first entry of each lane that it meets is the
--- living one, and those of dead versions are never looked at. What a lane is ready for, or waits to be ready for, is
--- known: only of one that is idle, or waits for the hour of its message, an earlier one is looked for.
+-- then need not wait behind the many signals of another. It goes from one lane to the next that isn't idle, backwards by
+-- name, as the first entry of each lane is the living one then, and looks for messages of channels between the two. What
+-- a lane is ready for, or has to wait with, is known, and none of its messages is looked at, however many there are: only
+-- before the first one of a lane that waits for its hour.
 -- Of those messages that no folded signal told of, first_id is about the first: so the entries of served messages are
 -- passed over within the index, without a look at the table, however many an old snapshot keeps. Where a channel has
 -- something, it begins with the first that is ready, which may have come before.
@@ -42,32 +42,42 @@ BEGIN
             v_from) || 'z';  -- so it comes behind all
     END IF;
     WITH RECURSIVE walk AS (
-        SELECT v_from AS channel, NULL::bigint AS dequeue_at, NULL::bigint AS id
+        SELECT v_from AS channel, v_from AS stop, NULL::bigint AS before_at, NULL::bigint AS before_id,
+            NULL::bigint AS dequeue_at, NULL::bigint AS id
         UNION ALL
-        SELECT x.channel, p.dequeue_at, p.id
+        SELECT coalesce(n.channel, k.channel), k.channel, k.before_at, k.before_id, f.dequeue_at, f.id
         FROM walk w
+        -- The next lane that isn't idle, or the last of some that are; looked for once, whatever there is before it. And
+        -- the place before which something of it would be news.
         LEFT JOIN LATERAL (
-            SELECT l.channel, l.head_at, l.head_id,
-                CASE WHEN (l.planned, l.since) > (vtime, v_vsince) THEN 'known' WHEN l.due IS NULL THEN 'idle'
-                    WHEN l.due > 0 AND l.head_at > now_ms THEN 'early' ELSE 'known' END AS state
-            FROM lane l
-            WHERE l.queue = v_queue AND l.channel < w.channel
-            ORDER BY l.channel DESC, l.tag DESC LIMIT 1) k ON true
+            SELECT w.stop AS channel, w.before_at, w.before_id WHERE w.stop < w.channel
+            UNION ALL
+            (SELECT l.channel, CASE WHEN l.due > 0 AND l.head_at > now_ms AND NOT l.is_planned THEN l.head_at END, l.head_id
+             FROM (
+                 SELECT l.*, (l.planned, l.since) > (vtime, v_vsince) AS is_planned
+                 FROM lane l
+                 WHERE w.stop = w.channel AND l.queue = v_queue AND l.channel < w.channel
+                 ORDER BY l.channel DESC, l.tag DESC LIMIT 64) l
+             WHERE l.due IS NOT NULL OR l.is_planned
+             LIMIT 1)
+            UNION ALL
+            (SELECT l.channel, 9223372036854775807, 0
+             FROM lane l
+             WHERE w.stop = w.channel AND l.queue = v_queue AND l.channel < w.channel
+             ORDER BY l.channel DESC, l.tag DESC OFFSET 63 LIMIT 1)
+            LIMIT 1) k ON true
         LEFT JOIN LATERAL (
             SELECT m.channel FROM message m
             WHERE m.queue = v_queue AND m.channel < w.channel AND m.channel > coalesce(k.channel, '')
                 AND m.leased_until IS NULL AND m.id >= first_id
             ORDER BY m.channel DESC, m.dequeue_at DESC, m.id DESC LIMIT 1) n ON true
-        CROSS JOIN LATERAL (
-            SELECT coalesce(n.channel, k.channel) AS channel,
-                CASE WHEN n.channel IS NOT NULL OR k.state = 'idle' THEN 9223372036854775807
-                    WHEN k.state = 'early' THEN k.head_at END AS before_at,
-                CASE WHEN n.channel IS NULL AND k.state = 'early' THEN k.head_id ELSE 0 END AS before_id) x
         LEFT JOIN LATERAL (
             SELECT m.dequeue_at, m.id FROM message m
-            WHERE m.queue = v_queue AND m.channel = x.channel AND m.leased_until IS NULL AND m.id >= first_id
-                AND (m.dequeue_at, m.id) < (x.before_at, x.before_id)
-            ORDER BY m.dequeue_at, m.id LIMIT 1) p ON true
+            WHERE m.queue = v_queue AND m.channel = coalesce(n.channel, k.channel) AND m.leased_until IS NULL
+                AND m.id >= first_id AND (m.dequeue_at, m.id) < (
+                    CASE WHEN n.channel IS NULL THEN k.before_at ELSE 9223372036854775807 END,
+                    CASE WHEN n.channel IS NULL THEN k.before_id ELSE 0 END)
+            ORDER BY m.dequeue_at, m.id LIMIT 1) f ON true
         WHERE w.channel IS NOT NULL
     )
     SELECT array_agg(s.channel) FILTER (WHERE s.id IS NOT NULL),
