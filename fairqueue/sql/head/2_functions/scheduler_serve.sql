@@ -299,8 +299,8 @@ BEGIN
                 END IF;
                 EXIT;
             END IF;
-            -- Much of what is left to be told can only be of channels that have to wait, or it would have been found. It
-            -- is for the next ones, so that none takes long, and what this one has read is read once.
+            -- Of so much that is left to be told, a whole round of the sweep would have found what is ready, but for a late
+            -- one with a low id. It is for the next ones, so that none takes long, and what this one has read stays read.
             EXIT WHEN v_news >= 20000 AND v_has_news AND r.swept = ''
                 AND NOT (v_has_urgent OR v_reclaim OR r.due_floor <= v_now);
             v_news := greatest(v_news, least(v_news * 4, 20000));
