@@ -31,15 +31,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, overload
 
 from sqlalchemy import Text, cast, column, select
+from sqlalchemy.orm import Session
 
 from ._checks import check_flag, check_name
 from ._functions import SchemaFunction
-from ._sessions import run_in
+from ._sessions import BIND, run_in
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
     from sqlalchemy.ext.asyncio import AsyncConnection
-    from sqlalchemy.orm import Session
 
     from ._sessions import AnyAsyncSession, SyncSession
 
@@ -86,10 +86,12 @@ def check(session: Any, queue: str | None = None, *, repair: bool = False) -> An
         found.c.queue, found.c.channel.nulls_first(), found.c.problem, found.c.expected, found.c.found
     )
 
-    def run(session: Session) -> list[Difference]:
-        differences = [Difference(*row) for row in session.execute(statement)]
+    def run(session: Session | Connection) -> list[Difference]:
+        # A Session may have several databases, and there is no mapper in these statements that would tell which.
+        where: dict[str, Any] = {"bind_arguments": BIND} if isinstance(session, Session) else {}
+        differences = [Difference(*row) for row in session.execute(statement, **where)]
         for broken in sorted({difference.queue for difference in differences}) if repair else ():
-            session.execute(select(SchemaFunction("queue_repair", cast(broken, Text))))
+            session.execute(select(SchemaFunction("queue_repair", cast(broken, Text))), **where)
         return differences
 
     return run_in(session, run, or_connection=True)

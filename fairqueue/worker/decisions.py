@@ -57,6 +57,8 @@ class Decision(Exception):
 
 
 class _Reasoned(Decision):
+    reason = ""  # also of a class of the application's that forgets to make one
+
     def __init__(self, reason: str | BaseException = "") -> None:
         super().__init__(reason)
         self.reason = error_text("reason", reason)

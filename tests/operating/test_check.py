@@ -8,7 +8,7 @@ from itertools import count
 
 import psycopg
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
@@ -419,6 +419,21 @@ async def test_asyncio(session: Session, async_engine: AsyncEngine) -> None:
         await async_session.commit()
     async with async_engine.connect() as connection:
         assert await fq.check(connection) == []
+
+
+def test_several_databases(engine: Engine, session: Session) -> None:
+    """Of a session with several, that of the messages is looked at, and repaired."""
+    put(session, "acme", 2)
+    take(session)
+    sql(session, "DELETE FROM fairqueue.lane")
+    nowhere = create_engine("postgresql+psycopg://nobody@nowhere.invalid/app")
+    for default in (nowhere, None):
+        with Session(default, binds={fq.Message: engine}) as several:
+            assert [(d.channel, d.problem) for d in fq.check(several)] == [("acme", MISSING)]
+    with Session(nowhere, binds={fq.Message: engine}) as several:
+        assert len(fq.check(several, repair=True)) == 1
+        several.commit()
+    assert checked(session) == []
 
 
 def test_a_connection_and_another_schema(engine: Engine) -> None:

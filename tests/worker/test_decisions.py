@@ -297,8 +297,9 @@ def test_a_payload_that_does_not_fit(kind: str, session: Session, worker_of: Wor
     assert fate(session).startswith("dead: InvalidValue: the stored payload is no ")
 
 
+@pytest.mark.parametrize("told", ["returned", "raised"])
 @pytest.mark.parametrize("kind", ["plain", "async"])
-def test_a_decision_that_cannot_be_sent(kind: str, session: Session, worker_of: WorkerOf) -> None:
+def test_a_decision_that_cannot_be_sent(kind: str, told: str, session: Session, worker_of: WorkerOf) -> None:
     """It is left to its lease, and those that are sent along with it are not."""
 
     class Broken(fq.Retry):
@@ -309,7 +310,11 @@ def test_a_decision_that_cannot_be_sent(kind: str, session: Session, worker_of: 
     put(session, "acme", 5)
 
     def body(message: fq.LeasedMessage[Any], _: object) -> object:
-        return Broken() if message.payload == "bad" else None
+        if message.payload != "bad":
+            return None
+        if told == "raised":
+            raise Broken from KeyError("nothing")
+        return Broken()
 
     with worker_of(kind, body, lease=3600):
         assert wait_for_endings(session, 5) == {"completed": 5}
