@@ -21,6 +21,7 @@ from fairqueue.errors import translated
 from tests.acts import expire, lease_of, put, sql
 from tests.fixtures.connections import Raw
 from tests.observing import impatient, observer, rows, value
+from tests.watching import Watched
 
 INSERT = "INSERT INTO fairqueue.message (channel) SELECT %s FROM generate_series(1, %s)"
 INSERT_THREE = "INSERT INTO fairqueue.message (channel) VALUES ('acme'), ('acme'), ('acme')"
@@ -392,8 +393,6 @@ class TestCost:
 
     def test_index_entries(self, session: Session, raw: Raw, database_url: str) -> None:
         """No scan, however many messages and channels: as many entries as max_size and the statement have."""
-        from tests.watching import Watched
-
         sql(
             session, "INSERT INTO fairqueue.channel (name, max_size) SELECT 'b' || g, 7 FROM generate_series(1, 5000) g"
         )

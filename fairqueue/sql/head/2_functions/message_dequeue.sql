@@ -39,7 +39,6 @@ DECLARE
     v_wrote CONSTANT boolean := pg_current_xact_id_if_assigned() IS NOT NULL;
     -- Whether this session took from the queue's plan last time.
     v_took CONSTANT boolean := current_setting('fairqueue_turn.planned', true) IS NOT DISTINCT FROM $1;
-    v_is_planned boolean;
     v_turn bigint;
     v_last bigint;
     v_upto bigint;
@@ -67,9 +66,9 @@ BEGIN
         -- Who took from the plan last time comes for more. Others look first whether anything is planned: where each turn
         -- is needed, shares would only be in the way.
         IF NOT v_took THEN
-            SELECT t.planned > t.place AND t.lane_tag IS NOT NULL INTO v_is_planned
-            FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1;
-            EXIT tries WHEN v_is_planned IS NOT TRUE;
+            EXIT tries WHEN (
+                SELECT t.planned > t.place AND t.lane_tag IS NOT NULL
+                FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1) IS NOT TRUE;
         END IF;
         BEGIN
             IF NOT pg_try_advisory_xact_lock_shared(queue_key(v_queue)) THEN

@@ -45,26 +45,24 @@ BEGIN
         SELECT v_from AS channel, v_from AS stop, NULL::bigint AS before_at, NULL::bigint AS before_id,
             NULL::bigint AS dequeue_at, NULL::bigint AS id
         UNION ALL
-        SELECT coalesce(n.channel, k.channel), k.channel, k.before_at, k.before_id, f.dequeue_at, f.id
+        SELECT coalesce(n.channel, k.channel), k.channel, k.before_at, k.before_id, p.dequeue_at, p.id
         FROM walk w
         -- The next lane that isn't idle, or the last of some that are; looked for once, whatever there is before it. And
         -- the place before which something of it would be news.
         LEFT JOIN LATERAL (
             SELECT w.stop AS channel, w.before_at, w.before_id WHERE w.stop < w.channel
             UNION ALL
-            (SELECT l.channel, CASE WHEN l.due > 0 AND l.head_at > now_ms AND NOT l.is_planned THEN l.head_at END, l.head_id
+            (SELECT l.channel, CASE WHEN l.is_idle THEN 9223372036854775807
+                     WHEN l.due > 0 AND l.head_at > now_ms AND NOT l.is_planned THEN l.head_at END, l.head_id
              FROM (
-                 SELECT l.*, (l.planned, l.since) > (vtime, v_vsince) AS is_planned
-                 FROM lane l
-                 WHERE w.stop = w.channel AND l.queue = v_queue AND l.channel < w.channel
-                 ORDER BY l.channel DESC, l.tag DESC LIMIT 64) l
-             WHERE l.due IS NOT NULL OR l.is_planned
+                 SELECT l.*, l.due IS NULL AND NOT l.is_planned AS is_idle, row_number() OVER () AS nth
+                 FROM (
+                     SELECT l.*, (l.planned, l.since) > (vtime, v_vsince) AS is_planned
+                     FROM lane l
+                     WHERE w.stop = w.channel AND l.queue = v_queue AND l.channel < w.channel
+                     ORDER BY l.channel DESC, l.tag DESC LIMIT 64) l) l
+             WHERE NOT l.is_idle OR l.nth = 64
              LIMIT 1)
-            UNION ALL
-            (SELECT l.channel, 9223372036854775807, 0
-             FROM lane l
-             WHERE w.stop = w.channel AND l.queue = v_queue AND l.channel < w.channel
-             ORDER BY l.channel DESC, l.tag DESC OFFSET 63 LIMIT 1)
             LIMIT 1) k ON true
         LEFT JOIN LATERAL (
             SELECT m.channel FROM message m
@@ -77,7 +75,7 @@ BEGIN
                 AND m.id >= first_id AND (m.dequeue_at, m.id) < (
                     CASE WHEN n.channel IS NULL THEN k.before_at ELSE 9223372036854775807 END,
                     CASE WHEN n.channel IS NULL THEN k.before_id ELSE 0 END)
-            ORDER BY m.dequeue_at, m.id LIMIT 1) f ON true
+            ORDER BY m.dequeue_at, m.id LIMIT 1) p ON true
         WHERE w.channel IS NOT NULL
     )
     SELECT array_agg(s.channel) FILTER (WHERE s.id IS NOT NULL),
