@@ -64,6 +64,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from sqlalchemy import BigInteger, Connection, Double, Integer, LargeBinary, Text, cast, event, literal, select
 from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.util import await_only
 
 from ._checks import check_choice
@@ -178,6 +179,7 @@ def enqueue_unique(
     :param key: no two live messages of a channel have the same.
     :param on_conflict: ``"ignore"``, ``"replace"`` or ``"raise"``; see :mod:`fairqueue.producing`. The other parameters
         are those of :class:`fairqueue.Message`.
+    :raises InvalidValue: naming the field; nothing has been sent then.
     :raises DuplicateKey: if told to.
     :raises ChannelFull: if the channel has no room for a new message.
     """
@@ -248,33 +250,40 @@ def enqueue_copy(session: SyncSession | AnyAsyncSession, rows: Iterable[MessageR
 
     The fastest way for bulk. ``rows`` may be a generator: they are sent as they come, and not kept. It can't ask this
     session for anything meanwhile, nor end its transaction, and what it would load by the way (an expired attribute)
-    raises :class:`FairqueueError`: the connection is busy. A bad row ends the COPY with :class:`InvalidValue`, a key
-    that is live with :class:`DuplicateKey`, and the transaction has to be rolled back. Rows with keys should come in
-    the order of their keys, so that two calls don't wait for each other. Needs psycopg.
+    raises :class:`FairqueueError`: the connection is busy. Rows with keys should come in the order of their keys, so
+    that two calls don't wait for each other. Needs psycopg.
+
+    :raises InvalidValue: naming row and field. After this and all that follows, the transaction has to be rolled back.
+    :raises DuplicateKey: if a key is live already.
+    :raises ChannelFull: if a channel has no room for all of them.
+    :raises FairqueueError: if ``rows`` use the session, or the engine has another driver.
     """
 
     def run(session: Session) -> int:
         session.flush()
         connection = session.connection(bind_arguments=BIND)
-        driver = connection.connection.driver_connection
-        if type(driver).__module__.partition(".")[0] != "psycopg":  # nor psycopg2, whose cursor has another copy
+        dialect = connection.dialect
+        if dialect.driver != "psycopg":  # nor psycopg2, whose cursor has another copy
             raise FairqueueError(
-                f"enqueue_copy needs psycopg, and this connection is of {type(driver).__module__}: use enqueue_many"
+                f"enqueue_copy needs psycopg, and this engine's driver is {dialect.driver}: use enqueue_many"
             )
+        driver: Any = connection.connection.driver_connection
         now: Any = connection.scalar(select(SchemaFunction("unix_ms", clock(), type_=BigInteger)))
         copy = f"COPY {_message_table(session)} ({', '.join(COPY_COLUMNS)}) FROM STDIN"
         # The driver would wait for its own connection, for ever.
         for act, refuse in _REFUSED.items():
             event.listen(connection, act, refuse)
         try:
-            if connection.dialect.is_async:
+            if dialect.is_async:
                 return await_only(_copy_async(driver, copy, copy_records(rows, now)))
             return _copy(driver, copy, copy_records(rows, now))
-        except Exception as error:
+        except FairqueueError:
+            raise
+        except dialect.loaded_dbapi.Error as error:
             # psycopg up to 3.3.0 says of a refusal only that the connection is closed.
-            if isinstance(error, FairqueueError) or not isinstance(error.__context__, FairqueueError):
-                raise
-            raise error.__context__ from None
+            if isinstance(error.__context__, FairqueueError):
+                raise error.__context__ from None
+            raise _wrapped(connection, driver, copy, error) from error
         finally:
             for act, refuse in _REFUSED.items():
                 event.remove(connection, act, refuse)
@@ -323,6 +332,18 @@ def _refuse(*_: Any) -> None:
         "rows of enqueue_copy can't use the session that sends them: read what they need before, or from another"
         " session, or use enqueue_many"
     )
+
+
+def _wrapped(connection: Connection, driver: Any, statement: str, error: Exception) -> BaseException:
+    """The driver's error, as SQLAlchemy raises those of statements that it sends itself."""
+    lost: bool = driver.closed
+    if lost:
+        connection.invalidate(error)  # or to roll it back would fail, too, and hide why
+    dialect = connection.dialect
+    wrapped: BaseException = DBAPIError.instance(
+        statement, None, error, dialect.loaded_dbapi.Error, connection_invalidated=lost, dialect=dialect
+    )
+    return wrapped
 
 
 _REFUSED: dict[str, Callable[..., None]] = {

@@ -8,12 +8,13 @@ import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta, timezone
-from types import SimpleNamespace
 from typing import Any
 
+import psycopg
 import pytest
-from sqlalchemy import Engine, create_engine, make_url, select, text
-from sqlalchemy.exc import DBAPIError
+from psycopg import errors
+from sqlalchemy import Engine, NullPool, create_engine, func, make_url, select, text
+from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
@@ -24,6 +25,8 @@ from tests.observing import observer, rows, value
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 NOON_MS = 1_893_499_200_000
+
+BACKEND = select(func.pg_backend_pid())
 
 Enqueue = Callable[..., None]
 
@@ -43,6 +46,13 @@ def copy(session: Session, **row: Any) -> None:
 
 def unique(session: Session, **row: Any) -> None:
     fq.enqueue_unique(session, **{"key": secrets.token_hex(4), **row})
+
+
+def losing(watching: psycopg.Connection, backend: int) -> Iterator[fq.MessageRow]:
+    """Rows in whose midst the connection that sends them ends."""
+    yield {"channel": "acme"}
+    watching.execute("SELECT pg_terminate_backend(%s)", [backend])
+    yield {"channel": "acme"}
 
 
 every_door = pytest.mark.parametrize("enqueue", [one, many, copy, unique])
@@ -281,14 +291,34 @@ class TestCopy:
 
         assert fq.enqueue_copy(session, source()) == 1000
 
-    def test_another_driver(self) -> None:
-        """psycopg2 isn't psycopg."""
-        driver = type("connection", (), {"__module__": "psycopg2.extensions"})()
-        connection = SimpleNamespace(connection=SimpleNamespace(driver_connection=driver))
-        session: Any = Session()
-        session.connection = lambda **_: connection
-        with pytest.raises(fq.FairqueueError, match=r"is of psycopg2\.extensions: use enqueue_many"):
-            fq.enqueue_copy(session, [])
+    def test_what_the_server_refuses(self, session: Session) -> None:
+        """SQLAlchemy's error, as for any other statement."""
+        session.execute(text("SET TRANSACTION READ ONLY"))
+        with pytest.raises(DBAPIError, match=r"read-only transaction(.|\n)*COPY") as refused:
+            fq.enqueue_copy(session, [{"channel": "acme"}])
+        assert isinstance(refused.value.orig, errors.ReadOnlySqlTransaction)
+        session.rollback()
+        assert fq.enqueue_copy(session, [{"channel": "acme", "payload": "later"}]) == 1
+        assert payloads(session) == ["later"]
+
+    def test_a_connection_that_is_lost(self, session: Session, watching: psycopg.Connection) -> None:
+        with pytest.raises(OperationalError) as lost:
+            fq.enqueue_copy(session, losing(watching, session.scalars(BACKEND).one()))
+        assert lost.value.connection_invalidated
+        session.rollback()
+        assert fq.enqueue_copy(session, [{"channel": "acme", "payload": "later"}]) == 1
+        assert payloads(session) == ["later"]
+
+    def test_a_connection_of_the_applications(self, database_url: str) -> None:
+        """A class that is derived from the driver's, wherever it is defined, will do."""
+
+        class Ours(psycopg.Connection[Any]):
+            pass
+
+        url = make_url(database_url).set(drivername="postgresql").render_as_string(hide_password=False)
+        engine = create_engine("postgresql+psycopg://", creator=lambda: Ours.connect(url), poolclass=NullPool)
+        with Session(engine) as session:
+            assert fq.enqueue_copy(session, [{"channel": "acme"}]) == 1
 
 
 class TestAddedAgain:
@@ -353,7 +383,7 @@ class TestSessions:
                 assert await fq.enqueue_copy(session, [{"channel": "acme", "payload": 4}]) == 1
             else:
                 with pytest.raises(
-                    fq.FairqueueError, match=r"needs psycopg, and this connection is of .*use enqueue_many"
+                    fq.FairqueueError, match="needs psycopg, and this engine's driver is asyncpg: use enqueue_many"
                 ):
                     await fq.enqueue_copy(session, [{"channel": "acme", "payload": 4}])
                 await fq.enqueue_many(session, [{"channel": "acme", "payload": 4}])
@@ -381,6 +411,19 @@ class TestSessions:
 
         asyncio.run(main())
         assert rows(observer(raw, database_url)) == {}
+
+    def test_async_connection_that_is_lost(self, database_url: str, watching: psycopg.Connection) -> None:
+        async def main() -> None:
+            engine = create_async_engine(database_url)
+            async with AsyncSession(engine) as session:
+                with pytest.raises(OperationalError) as lost:
+                    await fq.enqueue_copy(session, losing(watching, (await session.scalars(BACKEND)).one()))
+                assert lost.value.connection_invalidated
+                await session.rollback()
+                assert await fq.enqueue_copy(session, [{"channel": "acme"}]) == 1
+            await engine.dispose()
+
+        asyncio.run(main())
 
     def test_several_databases(self, engine: Engine) -> None:
         """Each model has its own: the messages' is found by their mapper."""
