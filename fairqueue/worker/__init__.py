@@ -83,7 +83,7 @@ from .database import CLOSING, backoff, in_a_line
 from .decisions import Cancel, DeadLetter, Decision, Defer, Retry, apply
 from .handlers import Errors, Handled, Handler
 from .running import Run
-from .sessions import bind_of, check_isolation, check_pool
+from .sessions import async_engines, check_isolation, check_pool
 
 __all__ = [
     "Cancel",
@@ -221,6 +221,8 @@ class Worker:
         """Work until SIGTERM or SIGINT. Returns the exit code: 0, or 3 if messages were handed back unfinished.
 
         :raises SchemaVersionError: if fairqueue isn't installed, or in another version.
+        :raises FairqueueError: if it has no handler, or is running already.
+        :raises InvalidValue: if the engine's pool has too few connections.
         """
         return run(self)
 
@@ -228,6 +230,10 @@ class Worker:
         """Work until :meth:`stop`, in this event loop. Returns how many messages were handed back unfinished.
 
         To cancel it is a :meth:`stop`, too: it ends, as cancelled, when those at hand are done.
+
+        Raises what :meth:`run` does.
+
+        :param task_status: told when it has begun, for ``await tasks.start(worker.run_async)`` in a task group.
         """
         if self.registered is None:
             raise FairqueueError(
@@ -325,6 +331,7 @@ def run(*workers: Worker) -> int:
     """Run workers in this process until SIGTERM or SIGINT; a second one doesn't wait for handlers.
 
     :returns: the exit code: 0, or 3 if messages were handed back unfinished.
+    :raises SchemaVersionError: as :meth:`Worker.run`, also all else, when the others have finished what they have.
     """
     return anyio.run(_run_all, workers)
 
@@ -353,10 +360,9 @@ async def _run_alone(worker: Worker, *, task_status: TaskStatus[None] = anyio.TA
     try:
         return await worker.run_async(task_status=task_status)
     finally:
-        for engine in {worker.engine, bind_of(worker.async_session)}:
-            if isinstance(engine, AsyncEngine):
-                with anyio.move_on_after(CLOSING, shield=True):
-                    await engine.dispose()
+        for engine in async_engines(worker):
+            with anyio.move_on_after(CLOSING, shield=True):
+                await engine.dispose()
 
 
 def _factory(field: str, given: T) -> T:

@@ -148,7 +148,7 @@ class Database:
                 if until and until.is_set():
                     return None
             else:
-                if failures:
+                if failures > refusals:
                     log.info("the database is back")
                 return result
 

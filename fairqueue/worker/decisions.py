@@ -48,8 +48,9 @@ class Decision(Exception):
     def statement(self, leases: list[Message]) -> Results:
         return complete(leases)
 
-    def explain(self, error: BaseException | None) -> None:
-        """Note what it was raised for, unless it says that itself."""
+    def explained(self, error: BaseException | None) -> Decision:
+        """The same, with what it was raised for as its reason, unless it has one."""
+        return self
 
     def in_ascii(self) -> Decision | None:
         """The same, with whatever isn't ASCII escaped, for a database that has no such characters; None if it is."""
@@ -63,15 +64,16 @@ class _Reasoned(Decision):
         super().__init__(reason)
         self.reason = error_text("reason", reason)
 
-    def explain(self, error: BaseException | None) -> None:
-        if error is not None and not self.reason:
-            self.reason = error_text("reason", error)
+    def explained(self, error: BaseException | None) -> Decision:
+        return self if error is None or self.reason else self._for(error_text("reason", error))
 
     def in_ascii(self) -> Decision | None:
-        if self.reason.isascii():
-            return None
+        return None if self.reason.isascii() else self._for(self.reason.encode("ascii", "backslashreplace").decode())
+
+    def _for(self, reason: str) -> Decision:
+        """The same for another reason. A new one: the application may raise this one again, for something else."""
         same = type(self).__new__(type(self))  # not copied: a class of the application's may be made of other things
-        vars(same).update(vars(self), reason=self.reason.encode("ascii", "backslashreplace").decode())
+        vars(same).update(vars(self), reason=reason)
         return same
 
 

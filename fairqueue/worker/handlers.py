@@ -144,10 +144,13 @@ class Handler:
         cause = error
         while isinstance(cause, BaseExceptionGroup) and len(cause.exceptions) == 1:
             (cause,) = cause.exceptions
-        if isinstance(cause, Decision):
-            cause.explain(cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__))
-            return Handled(cause)
         decision: Decision
+        if isinstance(cause, Decision):
+            decision = cause.explained(cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__))
+            # One that is raised again and again would keep what it was raised for, and grow.
+            cause.__traceback__ = cause.__cause__ = cause.__context__ = None
+            cause.__suppress_context__ = False
+            return Handled(decision)
         expected = False
         if isinstance(cause, UnreadablePayload):
             decision = DeadLetter(cause.__cause__ or cause)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import anyio
 from sqlalchemy import func, select
@@ -17,7 +17,7 @@ from sqlalchemy import func, select
 from fairqueue._functions import SchemaFunction
 
 from .database import Database, backoff, in_a_line
-from .wire import Wire, connect
+from .wire import Wire, connect, first_of
 
 __all__ = ["Listener"]
 
@@ -67,15 +67,18 @@ class Listener:
         """How many seconds to wait before asking again."""
         return max(0.0, self._asked_at + THROTTLE - anyio.current_time())
 
-    async def ask(self) -> None:
-        """From now on be notified. What came before has to be looked for once more, afterwards."""
+    async def ask(self, otherwise: Callable[[], Awaitable[object]]) -> None:
+        """From now on be notified. What came before has to be looked for once more, afterwards.
+
+        :param otherwise: what may come before the answer; it isn't waited for any longer then.
+        """
         self._asked_at = anyio.current_time()
         self._wanted = True
         self._settled = anyio.Event()
         self._changed.set()
         self._awaited = True
         with anyio.move_on_after(PROBE_TIMEOUT):
-            await self._settled.wait()
+            await first_of(self._settled.wait, otherwise)
         self._awaited = False
 
     def cease(self) -> None:

@@ -256,7 +256,7 @@ class Run:
             # Longer by chance, so that workers which were started together don't stay together.
             await self.news.wait(self.worker.poll * random.uniform(1, 1.2))  # noqa: S311
         elif not await self.news.wait(listener.pause()):
-            await listener.ask()
+            await listener.ask(otherwise=self.news.wait)
         self.waiting = False
 
     async def work(self, tasks: TaskGroup) -> None:

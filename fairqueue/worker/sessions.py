@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Engine
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from fairqueue.errors import InvalidValue
 
@@ -14,7 +15,7 @@ from .handlers import Handler
 if TYPE_CHECKING:
     from . import Worker
 
-__all__ = ["bind_of", "check_isolation", "check_pool"]
+__all__ = ["async_engines", "check_isolation", "check_pool"]
 
 log = logging.getLogger("fairqueue.worker")
 
@@ -51,7 +52,7 @@ def check_pool(worker: Worker, handler: Handler) -> None:
         )
     # Not the engines: one with other execution options has the same pool. Else handlers have connections of their own,
     # or nobody knows.
-    elif getattr(bind_of(factory), "pool", None) is pool:
+    elif getattr(_bind_of(factory), "pool", None) is pool:
         raise InvalidValue(
             f"concurrency {worker.concurrency} needs up to {needed} connections, but the engine's pool has {most}"
             f" at most: create_engine(..., pool_size={needed}), or a lower concurrency"
@@ -60,7 +61,7 @@ def check_pool(worker: Worker, handler: Handler) -> None:
 
 def check_isolation(worker: Worker, handler: Handler) -> None:
     """Say so where handlers and their messages can't go together: all else works, so nothing is refused."""
-    bind = bind_of(worker.async_session if handler.is_async else worker.session)
+    bind = _bind_of(worker.async_session if handler.is_async else worker.session)
     engine = getattr(bind, "sync_engine", bind)
     if not handler.takes_session or not isinstance(engine, Engine):
         return
@@ -78,6 +79,13 @@ def check_isolation(worker: Worker, handler: Handler) -> None:
         )
 
 
-def bind_of(factory: object) -> object:
+def async_engines(worker: Worker) -> set[AsyncEngine]:
+    """Those of the worker and of its async handler's sessions."""
+    told = getattr(worker.async_session, "kw", {})
+    engines = (worker.engine, told.get("bind"), *(told.get("binds") or {}).values())
+    return {engine for engine in engines if isinstance(engine, AsyncEngine)}
+
+
+def _bind_of(factory: object) -> object:
     """What a sessionmaker makes its sessions of; None for other factories, which don't tell."""
     return getattr(factory, "kw", {}).get("bind")

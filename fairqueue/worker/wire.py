@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from .threads import Threads
 
-__all__ = ["Wire", "can_listen", "connect"]
+__all__ = ["Wire", "can_listen", "connect", "first_of"]
 
 _DRIVERS = {"psycopg", "asyncpg"}
 
@@ -42,7 +42,7 @@ class Wire(Protocol):
 
 
 def can_listen(engine: Engine | AsyncEngine) -> bool:
-    return engine.dialect.driver.removesuffix("_async") in _DRIVERS
+    return engine.dialect.driver in _DRIVERS
 
 
 @contextlib.asynccontextmanager
@@ -122,7 +122,7 @@ class _Psycopg:
     async def wait(self, event: anyio.Event) -> list[str]:
         if not self._heard:
             try:
-                await _first(event.wait, partial(anyio.wait_readable, self._driver.fileno()))
+                await first_of(event.wait, partial(anyio.wait_readable, self._driver.fileno()))
                 self._driver.pgconn.consume_input()
                 while (notification := self._driver.pgconn.notifies()) is not None:
                     self._heard.append(notification.relname.decode())
@@ -152,7 +152,7 @@ class _Asyncpg:
         self._event.set()
 
     async def wait(self, event: anyio.Event) -> list[str]:
-        await _first(event.wait, self._event.wait)
+        await first_of(event.wait, self._event.wait)
         if self._driver.is_closed():
             raise ConnectionError("the connection was closed")
         self._event = anyio.Event()
@@ -160,7 +160,7 @@ class _Asyncpg:
         return heard
 
 
-async def _first(*waits: Callable[[], Awaitable[object]]) -> None:
+async def first_of(*waits: Callable[[], Awaitable[object]]) -> None:
     """Wait until one of them has come."""
     async with anyio.create_task_group() as tasks:
 

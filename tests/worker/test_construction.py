@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine, create_engine, select
-from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Session, sessionmaker
 
 import fairqueue as fq
@@ -181,6 +181,24 @@ def test_whose_pool_it_is(engine_of: EngineOf) -> None:
 
     with pytest.raises(fq.InvalidValue, match=r"needs up to 5 connections, .* has 4 "):
         check(engine_of("async", pool_size=3, max_overflow=1), None, asynchronous)
+
+
+def test_whose_engines_it_closes(session: Session, engine_of: EngineOf) -> None:
+    """Those of its sessions, too, whichever way they were told: their event loop ends with the worker."""
+    own, theirs = engine_of("async"), engine_of("async")
+    app = fq.Worker(own, async_session=async_sessionmaker(binds={fq.Message: theirs}))
+    used: list[int] = []
+
+    @app.handler
+    async def work(message: fq.LeasedMessage[Any], session: AsyncSession) -> None:
+        await session.get(fq.Message, message.id)
+        used.append(theirs.pool.checkedout())
+
+    put(session, "acme")
+    with app:
+        wait_until(lambda: is_empty(session))
+    assert used == [1]
+    assert own.pool.checkedin() == theirs.pool.checkedin() == 0
 
 
 def test_its_name(session: Session, worker_of: WorkerOf, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -165,6 +165,30 @@ def test_an_error_that_is_not_to_be_told() -> None:
     assert handled.decision.reason == ""
 
 
+def test_one_that_is_raised_again() -> None:
+    """An object that is raised again and again, as of a module, has each time the reason of that time."""
+    later = fq.Retry(delay=60)
+
+    def work(message: Any) -> None:
+        if message.number is None:
+            raise later
+        try:
+            raise KeyError(message.number)
+        except KeyError as error:
+            if message.number == 1:
+                raise later from error
+            raise later  # noqa: B904 - it is this that says why
+
+    handled = [Handler(work).run(SimpleNamespace(reader=None, number=number), None) for number in (1, 2, None)]  # type: ignore[arg-type]
+    decisions: list[Any] = [each.decision for each in handled]
+    assert [(decision.reason, decision.delay) for decision in decisions] == [
+        ("KeyError: 1", 60),
+        ("KeyError: 2", 60),
+        ("", 60),
+    ]
+    assert later.__traceback__ is None
+
+
 @pytest.mark.parametrize("kind", ["plain", "async", "async session"])
 def test_an_interrupt_of_a_thread(kind: str, session: Session, worker_of: WorkerOf) -> None:
     """It is no Ctrl-C, also where the thread has an event loop, but an error of its message as any other."""

@@ -13,6 +13,7 @@ from sqlalchemy import Engine, event, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.orm import Session
 
+import fairqueue as fq
 from fairqueue.worker import listening
 from fairqueue.worker.database import Database
 from fairqueue.worker.threads import Threads
@@ -116,6 +117,30 @@ class TestRaces:
             put(session, "acme")
             wait_for_endings(session, 3)
         assert taken_back.is_set()
+
+    def test_what_comes_before_the_answer(
+        self, session: Session, worker_of: WorkerOf, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """While the listener gets no answer, the worker hears what it learns otherwise: here, that there is room."""
+        for timeout in ("PROBE_TIMEOUT", "ANSWER_TIMEOUT"):
+            monkeypatch.setattr(listening, timeout, RARELY)
+        session.merge(fq.Channel("acme", max_concurrency=1))
+        put(session, "acme", 2)
+        asked, ended = threading.Event(), threading.Event()
+        app = worker_of("plain", lambda *_: asked.wait(30), poll=RARELY)
+
+        def answer_late(_: Any, __: Any, statement: str, *___: Any) -> None:
+            if "queue_listen" in statement:
+                asked.set()
+                assert ended.wait(30)
+
+        event.listen(app.engine, "before_cursor_execute", answer_late)
+        with app:
+            try:
+                wait_for_endings(session, 2)
+            finally:
+                ended.set()
+        assert asked.is_set()
 
     def test_an_answer_that_comes_late(
         self, engine: Engine, session: Session, worker_of: WorkerOf, monkeypatch: pytest.MonkeyPatch
