@@ -70,7 +70,7 @@ from sqlalchemy.dialects.postgresql import JSONB, array
 from sqlalchemy.orm import Bundle
 from typing_extensions import TypeVar
 
-from ._checks import check_flag, check_name, check_seconds, is_whole
+from ._checks import check_count, check_flag, check_name, check_seconds
 from ._functions import SchemaFunction
 from .errors import InvalidValue
 from .leases import LeasedMessage, Leases, Messages, Outcome, lease_arrays, message_ids
@@ -138,12 +138,10 @@ def dequeue(
     :raises InvalidValue: naming the parameter.
     :returns: a statement; its rows are :class:`LeasedMessage` in the order in which they were scheduled.
     """
-    if not is_whole(limit) or not 1 <= limit <= 10_000:
-        raise InvalidValue(f"limit must be a whole number from 1 to 10000, not {limit!r}")
     row = SchemaFunction(
         "message_dequeue",
         cast(check_name("queue", queue), Text),
-        cast(limit, Integer),
+        cast(check_count("limit", limit, 1, 10_000), Integer),
         _seconds("lease", lease, minimum=0.001),
         cast(None if worker is None else check_name("worker", worker), Text),
     ).table_valued(*(column(name, Message.__table__.c[name].type) for name in _RETURNED), name="leased")
@@ -162,6 +160,7 @@ def complete(leases: Leases) -> Results:
     Results: ``"completed"``, ``"stale"``, ``"not_found"``.
 
     :param leases: one :class:`LeasedMessage`, or any number, or pairs of (id, attempt).
+    :raises InvalidValue: for what is none.
     """
     return _results("message_complete", *lease_arrays(leases))
 
@@ -178,10 +177,12 @@ def fail(
     Results: ``"failed"``, ``"dead"``, ``"stale"``, ``"not_found"``. How many attempts there are, and how the delay
     grows, is said by the message's ``max_attempts`` and ``backoff``, else by its :class:`fairqueue.Queue`.
 
+    :param leases: as for :func:`complete`.
     :param error: what went wrong; kept with the message for the next attempt to see.
     :param delay: seconds or a timedelta before the next attempt. None: the backoff, doubled with each failure and
         spread at random. With 0 a message keeps its place in its channel.
     :param retry: False: no further attempt would help; the messages are dead letters at once.
+    :raises InvalidValue: naming the parameter.
     """
     text = None if error is None else error_text("error", error)
     seconds = cast(None, Double) if delay is None else _seconds("delay", delay)
@@ -195,8 +196,10 @@ def defer(leases: Leases, *, delay: float | timedelta | None = 0, state: Any = N
 
     Results: ``"deferred"``, ``"stale"``, ``"not_found"``.
 
+    :param leases: as for :func:`complete`.
     :param delay: seconds or a timedelta before the next attempt. None: at once, in its old place in the channel.
     :param state: JSON that the next attempt finds in ``message.state``. None leaves what an earlier one saved.
+    :raises InvalidValue: naming the parameter.
     """
     ids, attempts = lease_arrays(leases)
     saved = (
@@ -212,6 +215,10 @@ def heartbeat(leases: Leases, *, lease: float | timedelta = 30) -> Results:
     """Extend leases to ``lease`` seconds from now; never shortens one.
 
     Results: ``"extended"``, ``"busy"``, ``"stale"``, ``"not_found"`` (completed or cancelled: stop working on it).
+
+    :param leases: as for :func:`complete`.
+    :param lease: seconds or a timedelta, 0.001 at least.
+    :raises InvalidValue: naming the parameter.
     """
     return _results("message_heartbeat", *lease_arrays(leases), _seconds("lease", lease, minimum=0.001))
 
@@ -222,6 +229,7 @@ def cancel(messages: Messages) -> Results:
     Results: ``"cancelled"``, ``"not_found"``. Who works on one learns it at the next heartbeat or completion.
 
     :param messages: one id, :class:`fairqueue.Message` or :class:`LeasedMessage`, or any number.
+    :raises InvalidValue: for what is none, and for a message that isn't flushed.
     """
     return _results("message_cancel", cast(message_ids(messages), ARRAY(BigInteger)))
 
@@ -239,6 +247,7 @@ def redrive(messages: Messages | None = None, *, queue: str | None = None, chann
     :param messages: one id or :class:`fairqueue.DeadMessage`, or any number; or instead of these
     :param queue: all dead letters of a queue,
     :param channel: and, if given, of this channel only.
+    :raises InvalidValue: naming the parameter, or if not one of messages and queue is given.
     """
     if (messages is None) == (queue is None):
         raise InvalidValue(f"one of messages and queue must be given, not {'none' if queue is None else 'both'}")

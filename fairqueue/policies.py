@@ -35,14 +35,22 @@ __all__ = ["pause", "resume"]
 def pause(*, queue: str = "default", channel: str | None = None, until: datetime | None = None) -> Select[None]:
     """Serve nothing more of a channel, or, without one, of the whole queue.
 
+    :param queue: the queue, also that of the channel.
+    :param channel: its name; None is no channel, and so the whole queue.
     :param until: when it goes on by itself, a datetime with a time zone; None: when it is resumed. A pause that is on
         gets this end.
+    :raises InvalidValue: naming the parameter.
     """
     return _set_pause(queue, channel, True, None if until is None else check_end("until", until))
 
 
 def resume(*, queue: str = "default", channel: str | None = None) -> Select[None]:
-    """End the pause of a channel, or, without one, that of the queue. Channels that are paused themselves stay so."""
+    """End the pause of a channel, or, without one, that of the queue. Channels that are paused themselves stay so.
+
+    :param queue: the queue, also that of the channel.
+    :param channel: its name; None is no channel, and so the queue.
+    :raises InvalidValue: naming the parameter.
+    """
     return _set_pause(queue, channel, False, None)
 
 

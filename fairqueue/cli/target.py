@@ -41,9 +41,7 @@ class Target:
     def engine(self) -> Iterator[Engine]:
         """An engine whose statements go to the schema."""
         from fairqueue.models import in_schema
-        from fairqueue.schema import check_schema_name
 
-        check_schema_name(self.schema)
         # Repairs, and installs side by side, need it, whatever the application's engine or the database says.
         options: dict[str, Any] = {"isolation_level": "READ COMMITTED", **in_schema(self.schema)}
         if self.place is None:

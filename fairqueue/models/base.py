@@ -10,7 +10,7 @@ from sqlalchemy.orm import DeclarativeBase
 from sqlalchemy.types import UserDefinedType
 
 from fairqueue.errors import FairqueueError
-from fairqueue.schema import DEFAULT_SCHEMA
+from fairqueue.schema import DEFAULT_SCHEMA, check_schema_name
 
 __all__ = ["NOW", "TID", "XID8", "Base", "in_schema"]
 
@@ -70,5 +70,7 @@ def in_schema(schema: str) -> dict[str, Any]:
         engine = create_engine(url, execution_options=fq.in_schema("My Q"))
 
     :param schema: its name, as it is, without quotes.
+    :raises InvalidValue: if no schema can have that name.
     """
+    check_schema_name(schema)
     return {"schema_translate_map": {DEFAULT_SCHEMA: schema}}

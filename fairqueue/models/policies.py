@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Literal
 
 from sqlalchemy import (
     BigInteger,
@@ -41,6 +41,8 @@ class _Unset:
     def __repr__(self) -> str:
         return "UNSET"
 
+
+Overflow = Literal["reject", "drop"]
 
 #: A parameter that was left out, which is not the same as None: merging an object leaves such a column as it is.
 UNSET: Any = _Unset()
@@ -154,7 +156,7 @@ class Queue(_Policy):
         channel_release_interval_ms: int = UNSET,
         channel_burst: int = UNSET,
         channel_max_size: int | None = UNSET,
-        channel_overflow: str = UNSET,
+        channel_overflow: Overflow = UNSET,
     ) -> None:
         super().__init__(
             name=name,
@@ -237,7 +239,7 @@ class Channel(_Policy):
         release_interval_ms: int | None = UNSET,
         burst: int | None = UNSET,
         max_size: int | None = UNSET,
-        overflow: str | None = UNSET,
+        overflow: Overflow | None = UNSET,
         paused: bool = UNSET,
         resume_at: datetime | None = UNSET,
     ) -> None:

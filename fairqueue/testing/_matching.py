@@ -47,8 +47,8 @@ class Expected:
         return ", ".join(f"{name}={text}" for name, text in texts.items())
 
 
-def report(expected: Expected, count: int, matching: list[Message], others: list[Message]) -> str:
-    """Why there should be ``count`` that match: those that do, or those that come closest."""
+def report(expected: Expected, count: int, matching: list[Message], others: list[tuple[list[str], Message]]) -> str:
+    """Why there should be ``count`` that match: those that do, or the closest of the others, with their differences."""
     wanted = f"{count} message{'' if count == 1 else 's'}" + (f" with {expected}" if expected.fields else "")
     lines = [f"expected {wanted}; enqueued: {len(matching)}"]
     lines += [f"  {_line(message)}" for message in matching[:_SHOWN]]
@@ -58,10 +58,9 @@ def report(expected: Expected, count: int, matching: list[Message], others: list
         if not others:
             lines.append("There are no others." if matching else "There are none that this session sees.")
         else:
-            compared = [(expected.differences(message), message) for message in others]
-            compared.sort(key=lambda pair: len(pair[0]))  # in equals, the order in which they were enqueued stays
             lines.append("The closest others:")
-            for differences, message in compared[:_SHOWN]:
+            # Of equals, those first that were enqueued first: sorting leaves them as they are.
+            for differences, message in sorted(others, key=lambda other: len(other[0]))[:_SHOWN]:
                 lines += [f"  {_line(message)}", *(f"      {text}" for text in differences[:_MOST_DIFFERENCES])]
                 if len(differences) > _MOST_DIFFERENCES:
                     lines.append(f"      ... and {len(differences) - _MOST_DIFFERENCES} more")

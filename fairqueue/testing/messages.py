@@ -104,11 +104,11 @@ def assert_enqueued(session: Any, *, count: int = 1, **fields: Any) -> Any:
     expected = _expected(fields)
 
     def run(session: Session) -> tuple[list[Message], str | None]:
-        live = _live(session)
-        found = [message for message in live if not expected.differences(message)]
+        compared = [(expected.differences(message), message) for message in _live(session)]
+        found = [message for differences, message in compared if not differences]
         if len(found) == count:
             return found, None
-        return found, report(expected, count, found, [message for message in live if expected.differences(message)])
+        return found, report(expected, count, found, [each for each in compared if each[0]])
 
     answer = run_in(session, run)
     # Raised from here, so that pytest shows the line of the test and nothing of ours.

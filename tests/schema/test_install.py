@@ -176,6 +176,6 @@ class TestInstall:
 
     @pytest.mark.parametrize("name", ["", "x" * 64, "ü" * 32, "nul\0", "half \ud83d", "$fq$", None, 7])
     def test_names_that_are_none(self, name: str) -> None:
-        for use in (schema.install_sql, lambda name: fq.attach(MetaData(), schema=name)):
+        for use in (schema.install_sql, fq.in_schema, lambda name: fq.attach(MetaData(), schema=name)):
             with pytest.raises(fq.InvalidValue, match=r"^schema must be a name of 1 to 63 bytes, not"):
                 use(name)

@@ -1,6 +1,6 @@
 """What a bulk load makes of rows, without Spark: keys, order, limits, and parts that go straight into the queue."""
 
-from typing import Any
+from typing import Any, Literal
 
 import psycopg
 import pytest
@@ -218,7 +218,12 @@ class TestMessages:
     @pytest.mark.parametrize("straight", [False, True])
     @pytest.mark.parametrize("overflow", ["reject", "drop"])
     def test_full_channels(
-        self, place: Place, session: Session, watching: psycopg.Connection[Any], overflow: str, straight: bool
+        self,
+        place: Place,
+        session: Session,
+        watching: psycopg.Connection[Any],
+        overflow: Literal["reject", "drop"],
+        straight: bool,
     ) -> None:
         session.merge(fq.Channel("acme", max_size=2, overflow=overflow))
         session.commit()
