@@ -4,7 +4,9 @@ auto_explain shows the plan of every statement that a function runs.
 """
 
 import pytest
+from sqlalchemy import Engine
 
+from fairqueue.schema import install
 from tests.acts import count
 from tests.fixtures.connections import Raw
 from tests.observing import leases, without_autovacuum
@@ -333,15 +335,17 @@ def test_nor_does_who_serves_a_plan(raw: Raw, database_url: str) -> None:
 
 
 @pytest.mark.parametrize("queue", ["", "'default'"])
-def test_a_check_looks_at_each_channel_once(queue: str, raw: Raw, database_url: str) -> None:
+def test_a_check_looks_at_each_channel_once(queue: str, raw: Raw, empty: Engine, empty_database_url: str) -> None:
     """While its signals wait, and when they are lanes; also in a session that has checked often, and keeps a plan."""
-    connection = raw(database_url)
+    with empty.begin() as begun:
+        install(begun)  # all other tests' databases have a queue_check that is planned once
+    connection = raw(empty_database_url)
     connection.autocommit = True
     without_autovacuum(connection)
     connection.execute(
         "INSERT INTO fairqueue.message (channel) SELECT 'c' || g FROM generate_series(1, 500) g, generate_series(1, 40)"
     )
-    watched = Watched(raw(database_url))
+    watched = Watched(raw(empty_database_url))
     for _ in range(2):
         runs = [watched.run(f"SELECT * FROM fairqueue.queue_check({queue})") for _ in range(6)]
         (check,) = [statement for statement in runs[-1] if "WITH RECURSIVE" in statement.query]
