@@ -37,7 +37,10 @@ P = TypeVar("P", default=Any)
 
 
 class Outcome(StrEnum):
-    """What happened to a message, as :func:`fairqueue.complete` and the other functions that end leases say it."""
+    """What happened to a message, as :func:`fairqueue.complete` and the other functions that end leases say it.
+
+    The ``outcome`` of :class:`fairqueue.History` and of :func:`fairqueue.wait_for` is one of these, too.
+    """
 
     COMPLETED = "completed"
     #: It will be tried again.
@@ -47,6 +50,8 @@ class Outcome(StrEnum):
     DEFERRED = "deferred"
     EXTENDED = "extended"
     CANCELLED = "cancelled"
+    #: There was no room for it in its channel, whose ``overflow`` is ``"drop"`` (only history says so).
+    DROPPED = "dropped"
     #: A dead letter is back in the queue.
     REDRIVEN = "redriven"
     #: It stays dead, because a live message of its channel has its key.

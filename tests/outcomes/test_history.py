@@ -85,12 +85,12 @@ class TestRows:
         ran_out = "the lease of the last attempt ran out"
         rows = session.scalars(select(fq.History).order_by(fq.History.finished_at, fq.History.message_id))
         assert [(row.message_id, row.outcome, row.attempt, row.key, row.worker, row.error) for row in rows] == [
-            (failed, "dead", 1, "a", "w", "broken"),
-            (leased, "cancelled", 1, "c", "w", None),
-            (ready, "cancelled", 0, "d", None, None),
-            (full, "dropped", 0, "e", None, "no room"),
-            (expired, "dead", 1, "b", "w", ran_out),
-            (failed, "cancelled", 1, "a", "w", "broken"),
+            (failed, fq.Outcome.DEAD, 1, "a", "w", "broken"),
+            (leased, fq.Outcome.CANCELLED, 1, "c", "w", None),
+            (ready, fq.Outcome.CANCELLED, 0, "d", None, None),
+            (full, fq.Outcome.DROPPED, 0, "e", None, "no room"),
+            (expired, fq.Outcome.DEAD, 1, "b", "w", ran_out),
+            (failed, fq.Outcome.CANCELLED, 1, "a", "w", "broken"),
         ]
         times = session.execute(
             select(fq.History.first_leased_at, fq.History.leased_at, fq.History.finished_at)
