@@ -257,6 +257,7 @@ def enqueue_copy(session: SyncSession | AnyAsyncSession, rows: Iterable[MessageR
     :raises DuplicateKey: if a key is live already.
     :raises ChannelFull: if a channel has no room for all of them.
     :raises FairqueueError: if ``rows`` use the session, or the engine has another driver.
+    :raises sqlalchemy.exc.DBAPIError: for what else the driver says, as with any statement.
     """
 
     def run(session: Session) -> int:
@@ -277,8 +278,6 @@ def enqueue_copy(session: SyncSession | AnyAsyncSession, rows: Iterable[MessageR
             if dialect.is_async:
                 return await_only(_copy_async(driver, copy, copy_records(rows, now)))
             return _copy(driver, copy, copy_records(rows, now))
-        except FairqueueError:
-            raise
         except dialect.loaded_dbapi.Error as error:
             # psycopg up to 3.3.0 says of a refusal only that the connection is closed.
             if isinstance(error.__context__, FairqueueError):

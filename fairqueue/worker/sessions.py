@@ -81,11 +81,17 @@ def check_isolation(worker: Worker, handler: Handler) -> None:
 
 def async_engines(worker: Worker) -> set[AsyncEngine]:
     """Those of the worker and of its async handler's sessions."""
-    told = getattr(worker.async_session, "kw", {})
-    engines = (worker.engine, told.get("bind"), *(told.get("binds") or {}).values())
+    several = _told(worker.async_session).get("binds") or {}
+    engines = (worker.engine, _bind_of(worker.async_session), *several.values())
     return {engine for engine in engines if isinstance(engine, AsyncEngine)}
 
 
 def _bind_of(factory: object) -> object:
-    """What a sessionmaker makes its sessions of; None for other factories, which don't tell."""
-    return getattr(factory, "kw", {}).get("bind")
+    """What a sessionmaker makes its sessions of, unless they have several databases; None for other factories."""
+    return _told(factory).get("bind")
+
+
+def _told(factory: object) -> dict[str, Any]:
+    """What a sessionmaker makes its sessions with; other factories don't tell."""
+    told: dict[str, Any] = getattr(factory, "kw", {})
+    return told
