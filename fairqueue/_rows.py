@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
+from functools import cache
 from typing import Any, NamedTuple, Required, TypedDict
+from typing import cast as cast_type
 
 from sqlalchemy import (
     ARRAY,
@@ -15,6 +17,7 @@ from sqlalchemy import (
     Executable,
     Integer,
     LargeBinary,
+    Table,
     Text,
     bindparam,
     cast,
@@ -33,7 +36,16 @@ from .models.messages import check_backoff, check_cost, check_key, check_max_att
 from .payloads import check_body, json_text
 from .schedule import Delay, clock, dequeue_at
 
-__all__ = ["COPY_COLUMNS", "MessageRow", "Record", "copy_records", "create_many", "insert_many", "record_of", "records"]
+__all__ = [
+    "COPY_COLUMNS",
+    "MessageRow",
+    "copy_records",
+    "create_many",
+    "create_one",
+    "insert_many",
+    "record_of",
+    "records",
+]
 
 
 class MessageRow(TypedDict, total=False):
@@ -69,8 +81,22 @@ class Record(NamedTuple):
 
 
 _FIELDS = frozenset(MessageRow.__annotations__)
-_TYPES = (Text, Text, Text, Text, LargeBinary, BigInteger, Double, Integer, Double, Double)
-_RARE = {"key", "max_attempts", "backoff"}
+#: In the order of the record.
+_TYPES: dict[str, Any] = {
+    "queue": Text,
+    "channel": Text,
+    "key": Text,
+    "payload": Text,
+    "body": LargeBinary,
+    "dequeue_at": BigInteger,
+    "cost": Double,
+    "max_attempts": Integer,
+    "backoff": Double,
+    "delay": Double,
+}
+_RARE = {"max_attempts", "backoff"}
+#: A statement, which is the same for all that it sends, and its parameters.
+Sending = tuple[Executable, dict[str, Any]]
 
 COPY_COLUMNS = Record._fields[:-1]
 
@@ -84,35 +110,21 @@ def records(rows: Iterable[MessageRow]) -> Iterator[Record]:
             raise InvalidValue(f"row {number}: {error}") from error
 
 
-def insert_many(batch: list[Record]) -> Executable:
-    """The statement that inserts all records and returns their ids, in the order of the records."""
-    lists = dict(zip(Record._fields, _arrays(batch), strict=True))
+def insert_many(batch: list[Record]) -> Sending:
+    """What inserts records without keys and returns their ids, in the order of the records."""
     # A backoff of 0 is one, too.
-    rare = {name for name in _RARE if all(getattr(record, name) is None for record in batch)}
-    used = [name for name in Record._fields if name not in rare]
-    row = (
-        func.unnest(*(lists[name] for name in used))
-        .table_valued(*used, with_ordinality="place", name="row")
-        .render_derived()
-    )
-    delayed = clock() + func.make_interval(0, 0, 0, 0, 0, 0, func.coalesce(row.c.delay, 0))
-    values: dict[str, ColumnElement[Any]] = {name: row.c[name] for name in used if name != "delay"}
-    values["payload"] = cast(row.c.payload, JSONB)
-    values["dequeue_at"] = func.coalesce(row.c.dequeue_at, SchemaFunction("unix_ms", delayed, type_=BigInteger))
-    return (
-        insert(Message).from_select(list(values), select(*values.values()).order_by(row.c.place)).returning(Message.id)
-    )
+    rare = frozenset(name for name in _RARE if any(getattr(record, name) is not None for record in batch))
+    return _insertion(rare), _lists(batch)
 
 
-def create_many(batch: list[Record], on_conflict: str) -> Executable:
-    """The statement that enqueues records with keys and returns their ids, in the order of the records."""
-    queues, channels, keys, payloads, bodies, dequeue_ats, costs, max_attempts, backoffs, delays = _arrays(batch)
-    made = SchemaFunction(
-        "message_create_many",
-        *(queues, channels, keys, cast(payloads, ARRAY(JSONB)), bodies, dequeue_ats, delays, costs),
-        *(max_attempts, backoffs, cast(on_conflict, Text)),
-    ).table_valued(column("place", BigInteger), column("id", BigInteger), name="made")
-    return select(made.c.id).order_by(made.c.place)
+def create_many(batch: list[Record], on_conflict: str) -> Sending:
+    """What enqueues records with keys and returns their ids, in the order of the records."""
+    return _creation(), {**_lists(batch), "conflict": on_conflict}
+
+
+def create_one(record: Record, on_conflict: str) -> Sending:
+    """What enqueues one record with a key and returns the id of the live one."""
+    return _creation_of_one(), {**record._asdict(), "conflict": on_conflict}
 
 
 def copy_records(rows: Iterable[MessageRow], now: int) -> Iterator[tuple[Any, ...]]:
@@ -122,12 +134,6 @@ def copy_records(rows: Iterable[MessageRow], now: int) -> Iterator[tuple[Any, ..
         if when is None:
             when = now + math.ceil((record.delay or 0) * 1000)
         yield record._replace(dequeue_at=when)[:-1]
-
-
-def _arrays(batch: list[Record]) -> list[ColumnElement[Any]]:
-    """One array for each field."""
-    lists = [list(values) for values in zip(*batch, strict=True)] or [[] for _ in _TYPES]
-    return [cast(bindparam(None, values), ARRAY(type_)) for values, type_ in zip(lists, _TYPES, strict=True)]
 
 
 def record_of(row: MessageRow) -> Record:
@@ -158,3 +164,71 @@ def record_of(row: MessageRow) -> Record:
         backoff=check_backoff(row.get("backoff")),
         delay=float(when) if isinstance(when, Delay) else None,
     )
+
+
+# The statements, made once: making one takes longer than all that the server does for a message.
+
+
+@cache
+def _insertion(rare: frozenset[str]) -> Executable:
+    """Of the fields that are rare, these."""
+    used = [name for name in Record._fields if name in rare or name not in {"key", *_RARE}]
+    arrays = _arrays()
+    row = (
+        func.unnest(*(arrays[name] for name in used))
+        .table_valued(*used, with_ordinality="place", name="row")
+        .render_derived()
+    )
+    delayed = clock() + func.make_interval(0, 0, 0, 0, 0, 0, func.coalesce(row.c.delay, 0))
+    values: dict[str, ColumnElement[Any]] = {name: row.c[name] for name in used if name != "delay"}
+    values["payload"] = cast(row.c.payload, JSONB)
+    values["dequeue_at"] = func.coalesce(row.c.dequeue_at, SchemaFunction("unix_ms", delayed, type_=BigInteger))
+    # Not into the model: with parameters, SQLAlchemy would take each for a column's.
+    message = cast_type(Table, Message.__table__)
+    return (
+        insert(message)
+        .from_select(list(values), select(*values.values()).order_by(row.c.place))
+        .returning(message.c.id)
+    )
+
+
+@cache
+def _creation() -> Executable:
+    arrays = _arrays()
+    made = SchemaFunction(
+        "message_create_many",
+        *(arrays[name] for name in ("queue", "channel", "key")),
+        cast(arrays["payload"], ARRAY(JSONB)),
+        *(arrays[name] for name in ("body", "dequeue_at", "delay", "cost", "max_attempts", "backoff")),
+        cast(bindparam("conflict"), Text),
+    ).table_valued(column("place", BigInteger), column("id", BigInteger), name="made")
+    return select(made.c.id).order_by(made.c.place)
+
+
+@cache
+def _creation_of_one() -> Executable:
+    field = {name: cast(bindparam(name), type_) for name, type_ in _TYPES.items()}
+    return select(
+        SchemaFunction(
+            "message_create",
+            field["channel"],
+            cast(field["payload"], JSONB),
+            *(field[name] for name in ("queue", "delay", "dequeue_at")),
+            cast(None, BigInteger),
+            *(field[name] for name in ("cost", "body", "key")),
+            cast(bindparam("conflict"), Text),
+            *(field[name] for name in ("max_attempts", "backoff")),
+            type_=BigInteger,
+        )
+    )
+
+
+def _arrays() -> dict[str, ColumnElement[Any]]:
+    """For each field one array, that of all records."""
+    return {name: cast(bindparam(f"all_{name}"), ARRAY(type_)) for name, type_ in _TYPES.items()}
+
+
+def _lists(batch: list[Record]) -> dict[str, list[Any]]:
+    """What goes into these arrays."""
+    lists = [list(values) for values in zip(*batch, strict=True)] or [[] for _ in _TYPES]
+    return {f"all_{name}": values for name, values in zip(_TYPES, lists, strict=True)}

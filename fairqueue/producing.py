@@ -62,14 +62,13 @@ from collections.abc import Callable, Coroutine, Iterable
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from sqlalchemy import BigInteger, Connection, Double, Integer, LargeBinary, Text, cast, event, literal, select
-from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy import BigInteger, Connection, event, select
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.util import await_only
 
 from ._checks import check_choice
 from ._functions import SchemaFunction
-from ._rows import COPY_COLUMNS, MessageRow, Record, copy_records, create_many, insert_many, record_of, records
+from ._rows import COPY_COLUMNS, MessageRow, copy_records, create_many, create_one, insert_many, record_of, records
 from ._sessions import BIND, run_in, session_of
 from .errors import FairqueueError, InvalidValue
 from .models import Message
@@ -77,7 +76,6 @@ from .schedule import clock
 from .schema import quote, schema_of
 
 if TYPE_CHECKING:
-    from sqlalchemy import Select
     from sqlalchemy.orm import Session
 
     from ._sessions import AnyAsyncSession, SyncSession
@@ -186,11 +184,11 @@ def enqueue_unique(
     if key is None:
         raise InvalidValue("key must be text, not None: use enqueue for messages without one")
     row: Any = {"channel": channel, "payload": payload, "key": key, **fields}
-    statement = _create(record_of(row), check_choice("on_conflict", on_conflict, "raise", "ignore", "replace"))
+    sending = create_one(record_of(row), check_choice("on_conflict", on_conflict, "raise", "ignore", "replace"))
 
     def run(session: Session) -> int:
         session.flush()
-        return session.scalars(statement, bind_arguments=BIND).one()
+        return int(session.scalars(*sending, bind_arguments=BIND).one())
 
     return run_in(session, run)
 
@@ -229,14 +227,12 @@ def enqueue_many(
     """
     check_choice("on_conflict", on_conflict, "raise", "ignore", "replace")
     batch = list(records(rows))
-    if any(record.key is not None for record in batch):
-        statement = create_many(batch, on_conflict)
-    else:
-        statement = insert_many(batch)
+    has_keys = any(record.key is not None for record in batch)
+    sending = create_many(batch, on_conflict) if has_keys else insert_many(batch)
 
     def run(session: Session) -> list[Any]:
         session.flush()
-        return list(session.scalars(statement, bind_arguments=BIND))
+        return list(session.scalars(*sending, bind_arguments=BIND))
 
     return run_in(session, run)
 
@@ -288,28 +284,6 @@ def enqueue_copy(session: SyncSession | AnyAsyncSession, rows: Iterable[MessageR
                 event.remove(connection, act, refuse)
 
     return run_in(session, run)
-
-
-def _create(record: Record, on_conflict: str) -> Select[int]:
-    """The statement that enqueues one message with a key and returns the id of the live one."""
-    return select(
-        SchemaFunction(
-            "message_create",
-            cast(record.channel, Text),
-            cast(literal(record.payload, Text), JSONB),
-            cast(record.queue, Text),
-            cast(record.delay, Double),
-            cast(record.dequeue_at, BigInteger),
-            cast(None, BigInteger),
-            cast(record.cost, Double),
-            cast(record.body, LargeBinary),
-            cast(record.key, Text),
-            cast(on_conflict, Text),
-            cast(record.max_attempts, Integer),
-            cast(record.backoff, Double),
-            type_=BigInteger,
-        )
-    )
 
 
 def _message_table(session: Session) -> str:
