@@ -22,7 +22,7 @@ compile := uv pip compile pyproject.toml --group dev --universal --python-versio
     --no-annotate --no-emit-index-url --no-emit-find-links --quiet $(addprefix --extra ,$(subst $(comma), ,$(extras)))
 
 .DEFAULT_GOAL := help
-.PHONY: help test soak demo demo-spark example bench bench-full docs lint types check matrix lock clean peers-one-by-one
+.PHONY: help test soak demo demo-spark example bench bench-full docs lint types mypy pyright check matrix lock clean peers-one-by-one
 
 help:  ## this text
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -58,7 +58,12 @@ lint: $(ready)  ## ruff: rules and format
 	$(python) -m ruff format --check
 
 types: $(spark)  ## mypy and pyright
+	@$(MAKE) --no-print-directory --jobs=2 mypy pyright
+
+mypy: $(spark)
 	$(python) -m mypy
+
+pyright: $(spark)
 	$(python) -m pyright --pythonpath $(python)
 
 check: lint types test  ## lint, types and test

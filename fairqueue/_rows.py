@@ -152,6 +152,8 @@ def record_of(row: MessageRow) -> Record:
         priority=row.get("priority"),
         dequeue_at=row.get("dequeue_at"),
     )
+    if when is None and row.get("priority") is not None:
+        when = Delay(0)  # a time, too, though it is now: what is replaced gives up the place that another one gave it
     return Record(
         queue=check_name("queue", row.get("queue", "default")),
         channel=check_name("channel", row["channel"]),

@@ -187,6 +187,24 @@ class TestReplace:
         session.commit()
         assert lease_of(session) == []
 
+    @pytest.mark.parametrize("again", ["enqueue_unique", "enqueue_many", "SQL"])
+    def test_a_priority_of_0(self, session: Session, again: str) -> None:
+        """It gives up the place that it had by a higher one."""
+        put(session, "acme", payload="old", key=KEY, priority=5)
+        put(session, "acme", payload="first", priority=1)
+        if again == "enqueue_unique":
+            fq.enqueue_unique(session, "acme", "new", key=KEY, on_conflict="replace", priority=0)
+        elif again == "enqueue_many":
+            row: fq.MessageRow = {"channel": "acme", "payload": "new", "key": KEY, "priority": 0}
+            fq.enqueue_many(session, [row], on_conflict="replace")
+        else:
+            create = (
+                "SELECT fairqueue.message_create('acme', '%s', key => '%s', on_conflict => 'replace', priority => 0)"
+            )
+            session.execute(text(create % ('"new"', KEY)))
+        session.commit()
+        assert [m.payload for m in lease_of(session, 2)] == ["first", "new"]
+
     def test_a_priority(self, session: Session) -> None:
         put(session, "acme", payload="first")
         fq.enqueue_unique(session, "acme", "old", key=KEY)

@@ -186,6 +186,38 @@ class TestConcurrent:
         two.first.rollback()
         assert future.result() == [second, first]
 
+    def test_bulk_replaces_what_came_while_it_waited(self, raw: Raw, database_url: str, two: Two) -> None:
+        """And is waited for in its turn: what is locked by the order of keys and what by ids don't mix."""
+        many = (
+            "SELECT array_agg(m.id ORDER BY m.place) FROM (SELECT %s::text[] AS keys) k,"
+            " fairqueue.message_create_many(array_fill('default'::text, ARRAY[cardinality(keys)]),"
+            " array_fill('acme'::text, ARRAY[cardinality(keys)]), keys, NULL, NULL, NULL, NULL,"
+            " array_fill(1::float8, ARRAY[cardinality(keys)]), NULL, NULL, %s) m"
+        )
+
+        def create(connection: psycopg.Connection, keys: Sequence[str]) -> Any:
+            return value(connection, many, list(keys), "raise")
+
+        def replace(connection: psycopg.Connection, keys: Sequence[str]) -> Any:
+            ids = value(connection, many, list(keys), "replace")
+            connection.commit()
+            return ids
+
+        patient, quick = two.second, raw(database_url)
+        other = raw(database_url)
+        ids = create(two.first, ["k3", "k1"])
+        (between,) = create(other, ["k2"])
+        waiting = two.pool.submit(replace, patient, ["k1", "k2", "k3"])
+        wait_until(lambda: waits_for_a_lock(two.watching, patient))
+        two.first.commit()
+        blockers = "SELECT %s = ANY (pg_blocking_pids(%s))"
+        wait_until(lambda: value(two.watching, blockers, other.info.backend_pid, patient.info.backend_pid))
+        beside = two.pool.submit(replace, quick, ["k1", "k3"])
+        wait_until(lambda: waits_for_a_lock(two.watching, quick) or beside.done())
+        other.commit()
+        assert waiting.result() == [ids[1], between, ids[0]]
+        assert beside.result() == ids[::-1]
+
     def test_gone_before_it_is_looked_for(self, session: Session) -> None:
         """What was in the way may be completed before anybody can say which it was: then there is a new message."""
         sql(

@@ -311,6 +311,27 @@ def test_an_end_to_come_when_all_that_was_kept_is_gone(session: Session, raw: Ra
     assert checked(session) == []
 
 
+@pytest.mark.parametrize("name", ["never heard of", "", "n" * 300])
+def test_a_repair_of_a_queue_that_is_none(session: Session, name: str) -> None:
+    """Makes none of it, which would keep history for 30 days."""
+    put(session, "acme")
+    session.execute(text("SELECT fairqueue.queue_repair(:name)"), {"name": name})
+    session.commit()
+    assert session.scalars(text("SELECT queue FROM fairqueue.rotation WHERE queue <> 'default'")).all() == []
+    assert checked(session) == []
+
+
+def test_a_lease_given_by_hand(session: Session) -> None:
+    """Of a message that was never leased: nothing is wrong with it, and it comes back when it is over."""
+    put(session, "acme")
+    sql(session, "UPDATE fairqueue.message SET leased_until = fairqueue.clock() + interval '1 hour'")
+    assert checked(session, repair=True) == []
+    assert drain(session) == []
+    sql(session, "UPDATE fairqueue.message SET leased_until = fairqueue.clock()")
+    assert [message.attempt for message in drain(session)] == [1]
+    assert checked(session) == []
+
+
 def test_whom_a_rotation_that_is_gone_owes(session: Session) -> None:
     """The lanes say it, whether some are ready or none."""
     put(session, "costly", 2, cost=10)

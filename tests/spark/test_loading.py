@@ -137,6 +137,18 @@ class TestAttempts:
         assert clean(place, hours=0) == 1
         assert stages(watching) == 0
 
+    def test_cleaning_beside_another(self, place: Place, others: Others, watching: psycopg.Connection[Any]) -> None:
+        """What that one is at, is left to it."""
+        watching.execute("INSERT INTO fairqueue.load (name, epoch, entered_at) VALUES ('run/a', 0, 'epoch')")
+        watching.execute("SELECT fairqueue.stage_create(%s, 1)", (new_run(),))
+        other = others.connect()
+        other.execute("DELETE FROM fairqueue.load WHERE name = 'run/a'")
+        assert value(watching, "SELECT fairqueue.stage_clean('0')") == 1
+        other.rollback()
+        assert value(watching, "SELECT count(*) FROM fairqueue.load") == 1
+        assert value(watching, "SELECT fairqueue.stage_clean('0')") == 0
+        assert value(watching, "SELECT count(*) FROM fairqueue.load") == 0
+
     def test_cleaning_waits_for_nobody(self, place: Place, others: Others, watching: psycopg.Connection[Any]) -> None:
         """Neither do drivers: somebody reads the tables that are to be dropped, as pg_dump does."""
         run = new_run()

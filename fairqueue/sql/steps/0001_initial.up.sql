@@ -880,8 +880,9 @@ REVOKE EXECUTE ON FUNCTION history_digest FROM PUBLIC;
 
 -- Drops the partitions of history for days before oldest, in UTC.
 --
--- Called by history_maintain. What a feed hasn't read stays, and with it its whole day. Of what lies in history_default it
--- deletes at most 10,000 rows, and returns whether that was all.
+-- Called by history_maintain. What a feed hasn't read stays, and with it its whole day; one that can't be dropped, as an
+-- object of somebody's depends on it, is a warning. At most 50 in one call, as a transaction can hold only so many locks,
+-- and of what lies in history_default at most 10,000 rows. Returns whether that was all.
 -- Locks: history, against everybody, where there is a partition to drop, until the end of the transaction.
 CREATE FUNCTION history_drop(oldest date) RETURNS boolean
 LANGUAGE plpgsql
@@ -890,6 +891,8 @@ AS $$
 DECLARE
     v_name text;
     v_unread boolean;
+    v_tries integer := 0;
+    v_done boolean := true;
     v_rows integer;
 BEGIN
     FOR v_name IN
@@ -897,15 +900,28 @@ BEGIN
         FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
         WHERE i.inhparent = 'history'::regclass AND c.relname ~ '^history_\d{4}_\d\d_\d\d$'
             AND c.relname < to_char(oldest, '"history_"YYYY_MM_DD') COLLATE "C"
+        ORDER BY c.relname
     LOOP
         EXECUTE format('SELECT EXISTS (
             SELECT FROM feed f
             CROSS JOIN LATERAL (SELECT FROM %I h WHERE (h.xid, h.message_id) >= (f.xid, f.message_id) LIMIT 1) u)',
             v_name) INTO v_unread;
         CONTINUE WHEN v_unread;
-        EXECUTE format('INSERT INTO dropped (xid, message_id) SELECT h.xid, h.message_id FROM %I h'
-            ' ORDER BY h.xid DESC, h.message_id DESC LIMIT 1', v_name);
-        EXECUTE format('DROP TABLE IF EXISTS %I.%I', current_schema(), v_name);
+        v_tries := v_tries + 1;
+        IF v_tries > 50 THEN
+            RETURN false;
+        END IF;
+        BEGIN
+            EXECUTE format('INSERT INTO dropped (xid, message_id) SELECT h.xid, h.message_id FROM %I h'
+                ' ORDER BY h.xid DESC, h.message_id DESC LIMIT 1', v_name);
+            EXECUTE format('DROP TABLE IF EXISTS %I.%I', current_schema(), v_name);
+        EXCEPTION
+            WHEN lock_not_available OR deadlock_detected THEN
+                RETURN false;  -- not to wait for the next one as well
+            WHEN OTHERS THEN
+                RAISE WARNING 'history_maintain: %', SQLERRM;
+                v_done := false;
+        END;
     END LOOP;
     WITH gone AS (
         DELETE FROM history_default h
@@ -920,7 +936,7 @@ BEGIN
         SELECT g.xid, g.message_id FROM gone g ORDER BY g.xid DESC, g.message_id DESC LIMIT 1
     )
     SELECT count(*) INTO v_rows FROM gone;
-    RETURN v_rows < 10000;
+    RETURN v_done AND v_rows < 10000;
 END
 $$;
 
@@ -930,7 +946,8 @@ REVOKE EXECUTE ON FUNCTION history_drop FROM PUBLIC;
 --
 -- Called by scheduler_serve about once a day, by users as often as they like, and by the installation. Old is what
 -- lies before the longest history_days of all queues. Those that have no row, or 0, count as 30: a queue is known by
--- its row, or by having been dequeued.
+-- its row, or by having been dequeued. Nothing is dropped in REPEATABLE READ and SERIALIZABLE, whose snapshot may be
+-- older than a feed that hasn't read it.
 -- Returns true when all is done; false when it is to be tried again, because somebody holds a lock: a report, a dump,
 -- an open completion. It waits for none longer than 100 ms. Whatever else goes wrong is a warning and false, so that
 -- no dequeue fails of it: without a partition, outcomes go to history_default.
@@ -956,8 +973,10 @@ BEGIN
                 FOR n IN 0..7 LOOP
                     PERFORM history_add(v_today + n, n = 0);
                 END LOOP;
-            ELSE
+            ELSIF current_setting('transaction_isolation') IN ('read committed', 'read uncommitted') THEN
                 v_done := history_drop(v_oldest) AND v_done;
+            ELSE
+                v_done := false;
             END IF;
         EXCEPTION
             WHEN lock_not_available OR deadlock_detected THEN
@@ -1001,7 +1020,7 @@ BEGIN
     IF v_until > clock() THEN
         RAISE invalid_parameter_value USING MESSAGE = format('day must be over: %s is not', day);
     END IF;
-    IF current_setting('transaction_isolation') <> 'read committed' THEN
+    IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
         RAISE invalid_transaction_state USING MESSAGE = 'history_release needs READ COMMITTED';
     END IF;
     IF to_regclass(format('%I.%I', current_schema(), v_name)) IS NULL THEN
@@ -1334,7 +1353,8 @@ REVOKE EXECUTE ON FUNCTION load_enter FROM PUBLIC;
 -- says. A message that has been leased before is one put back from the dead: it is never refused, as those that fail or
 -- are deferred aren't.
 --
--- Locks: none that anybody waits for, but for notifications (queue_notify). It appends rows. Whether a channel is
+-- Locks: none that anybody waits for, but for notifications (queue_notify); with overflow 'drop' also history, as a
+-- completion does. It appends rows. Whether a channel is
 -- bounded is looked up in two indexes that hold only what is, so that enqueueing elsewhere reads nothing that others
 -- write, and adds no dependency that could fail a serializable transaction. They are on arrays so that no other index
 -- could be taken for them.
@@ -1382,7 +1402,7 @@ BEGIN
              WHERE ARRAY[c.queue, c.name] = ARRAY[v_queue, v_channel] AND c.max_size IS NOT NULL),
             (SELECT true FROM queue q WHERE ARRAY[q.name] = ARRAY[v_queue] AND q.channel_max_size IS NOT NULL),
             false) INTO v_bounded;
-        v_idle := queue_notify(v_queue);
+        v_idle := queue_notify(v_queue);  -- assigned, as PERFORM would run a query for it
     ELSE
         WITH entered AS MATERIALIZED (
             SELECT n.queue, n.channel, min(n.dequeue_at) AS dequeue_at, min(n.id) AS id,
@@ -1566,8 +1586,9 @@ BEGIN
     IF delay_seconds IS NOT NULL THEN
         PERFORM check_seconds('delay_seconds', delay_seconds, 0);
         dequeue_at := unix_ms(clock() + make_interval(secs => delay_seconds));
-    ELSIF priority > 0 THEN
-        dequeue_at := -priority;
+    ELSIF priority IS NOT NULL THEN
+        -- One of 0 is a time, too: what is replaced gives up the place that another one gave it.
+        dequeue_at := CASE WHEN priority > 0 THEN -priority ELSE unix_ms(clock()) END;
     END IF;
     IF NOT message_valid(queue, channel, key, payload, body, cost, max_attempts, backoff) THEN
         -- The trigger would say so too, but for names that are too long for an index: there the index is first.
@@ -1592,8 +1613,8 @@ REVOKE EXECUTE ON FUNCTION message_create FROM PUBLIC;
 -- Called by producers (in Python by enqueue_many). Returns the place in the lists and the id of each. on_conflict is
 -- that of message_create, except that the id of what is ignored is null. Where several have the same key they come one
 -- after the other: of those to be ignored the first one counts, of those to replace each other the last one.
--- Locks: see message_create. Keys are entered in their order, so that two calls can't deadlock; what is to be replaced is
--- locked before, in the order of ids, as completions lock it. Ids and times are given in the order of the lists.
+-- Locks: see message_create. Keys are entered in their order, so that two calls can't deadlock; what is then to be
+-- replaced is locked in the order of ids, as completions lock it. Ids and times are given in the order of the lists.
 CREATE FUNCTION message_create_many(
     queues text[], channels text[], keys text[], payloads jsonb[], bodies bytea[], dequeue_ats bigint[],
     delays double precision[], costs double precision[], max_attempts integer[], backoffs double precision[],
@@ -1601,11 +1622,19 @@ CREATE FUNCTION message_create_many(
 ) RETURNS TABLE (place bigint, id bigint)
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off
+SET enable_bitmapscan = off
 AS $$
 #variable_conflict use_column
 DECLARE
-    v_ids CONSTANT regclass := pg_get_serial_sequence('message', 'id');
+    v_sequence CONSTANT regclass := pg_get_serial_sequence('message', 'id');
     v_row record;
+    -- In the order of the lists.
+    v_ids bigint[];
+    v_nows bigint[];
+    v_dequeue_ats bigint[];
+    v_entered boolean[];
 BEGIN
     PERFORM check_on_conflict(on_conflict);
     IF EXISTS (
@@ -1619,57 +1648,60 @@ BEGIN
         RAISE invalid_parameter_value USING MESSAGE = 'only one of dequeue_ats and delays may be given for a message';
     END IF;
     PERFORM check_seconds('delays', w.delay, 0) FROM unnest($7) AS w (delay) WHERE w.delay IS NOT NULL;
+    WITH given AS MATERIALIZED (
+        SELECT nextval(v_sequence) AS id, unix_ms(clock()) AS now_ms, r.queue, r.channel, r.key, r.payload, r.body,
+            r.cost, r.max_attempts, r.backoff, r.place,
+            CASE WHEN r.delay IS NULL THEN r.dequeue_at
+                ELSE unix_ms(clock() + make_interval(secs => r.delay)) END AS dequeue_at
+        FROM unnest($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) WITH ORDINALITY AS r (
+            queue, channel, key, payload, body, dequeue_at, delay, cost, max_attempts, backoff, place)
+    ), ordered AS MATERIALIZED (
+        SELECT g.* FROM given g ORDER BY g.queue COLLATE "C", g.channel COLLATE "C", g.key COLLATE "C", g.place
+    ), entered AS (
+        INSERT INTO message AS m (id, queue, channel, key, payload, body, dequeue_at, cost, max_attempts, backoff)
+        OVERRIDING SYSTEM VALUE
+        SELECT o.id, o.queue, o.channel, o.key, o.payload, o.body, coalesce(o.dequeue_at, o.now_ms), o.cost,
+            o.max_attempts, o.backoff
+        FROM ordered o
+        ON CONFLICT (queue, channel, key) WHERE key IS NOT NULL DO NOTHING
+        RETURNING m.id
+    )
+    -- IN, as a join might compare each with all: how many there are isn't known when it is planned.
+    SELECT array_agg(g.id ORDER BY g.place), array_agg(g.now_ms ORDER BY g.place),
+        array_agg(g.dequeue_at ORDER BY g.place), array_agg(g.id IN (SELECT e.id FROM entered e) ORDER BY g.place)
+    INTO v_ids, v_nows, v_dequeue_ats, v_entered
+    FROM given g;
+
     IF on_conflict = 'replace' THEN
         PERFORM FROM (
-            SELECT f.id FROM unnest($1, $2, $3) AS r (queue, channel, key)
+            SELECT f.id FROM unnest($1, $2, $3, v_entered) AS r (queue, channel, key, is_entered)
             CROSS JOIN LATERAL (
                 SELECT m.id FROM message m
                 WHERE m.queue = r.queue AND m.channel = r.channel AND m.key = r.key LIMIT 1) f
+            WHERE NOT r.is_entered
             ORDER BY f.id) f
         CROSS JOIN LATERAL (SELECT FROM message m WHERE m.id = f.id FOR NO KEY UPDATE) m;
     END IF;
     FOR v_row IN
-        WITH given AS MATERIALIZED (
-            SELECT nextval(v_ids) AS id, unix_ms(clock()) AS now_ms, r.queue, r.channel, r.key, r.payload, r.body, r.cost,
-                r.max_attempts, r.backoff, r.place,
-                CASE WHEN r.delay IS NULL THEN r.dequeue_at
-                    ELSE unix_ms(clock() + make_interval(secs => r.delay)) END AS dequeue_at
-            FROM unnest($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) WITH ORDINALITY AS r (
-                queue, channel, key, payload, body, dequeue_at, delay, cost, max_attempts, backoff, place)
-        ), ordered AS MATERIALIZED (
-            SELECT g.* FROM given g ORDER BY g.queue COLLATE "C", g.channel COLLATE "C", g.key COLLATE "C", g.place
-        ), entered AS (
-            INSERT INTO message AS m (id, queue, channel, key, payload, body, dequeue_at, cost, max_attempts, backoff)
-            OVERRIDING SYSTEM VALUE
-            SELECT o.id, o.queue, o.channel, o.key, o.payload, o.body, coalesce(o.dequeue_at, o.now_ms), o.cost,
-                o.max_attempts, o.backoff
-            FROM ordered o
-            WHERE on_conflict <> 'replace'
-            ON CONFLICT (queue, channel, key) WHERE key IS NOT NULL DO NOTHING
-            RETURNING m.id
-        )
-        SELECT o.*, e.id IS NOT NULL AS is_entered
-        FROM ordered o LEFT JOIN entered e ON e.id = o.id
-        ORDER BY o.queue COLLATE "C", o.channel COLLATE "C", o.key COLLATE "C", o.place
+        SELECT r.* FROM unnest($1, $2, $3, $4, $5, $8, $9, $10, v_ids, v_nows, v_dequeue_ats, v_entered)
+            WITH ORDINALITY AS r (queue, channel, key, payload, body, cost, max_attempts, backoff, id, now_ms,
+                dequeue_at, is_entered, place)
+        WHERE NOT r.is_entered
+        ORDER BY r.queue COLLATE "C", r.channel COLLATE "C", r.key COLLATE "C", r.place
     LOOP
-        place := v_row.place;
-        id := v_row.id;
-        IF on_conflict = 'replace' THEN
-            id := message_enter(v_row.id, v_row.now_ms, v_row.queue, v_row.channel, v_row.key, v_row.payload,
-                v_row.body, v_row.dequeue_at, v_row.cost, v_row.max_attempts, v_row.backoff, true);
-        ELSIF NOT v_row.is_entered THEN
-            IF on_conflict = 'raise' THEN
-                RAISE unique_violation USING
-                    MESSAGE = format('channel %L of queue %L has a live message with key %L', v_row.channel,
-                        v_row.queue, v_row.key),
-                    DETAIL = format('Given in place %s of the lists.', place),
-                    HINT = 'on_conflict => ''ignore'' leaves that one as it is, ''replace'' gives it new contents.',
-                    SCHEMA = current_schema(), TABLE = 'message', CONSTRAINT = 'message_key';
-            END IF;
-            id := NULL;
+        IF on_conflict = 'raise' THEN
+            RAISE unique_violation USING
+                MESSAGE = format('channel %L of queue %L has a live message with key %L', v_row.channel, v_row.queue,
+                    v_row.key),
+                DETAIL = format('Given in place %s of the lists.', v_row.place),
+                HINT = 'on_conflict => ''ignore'' leaves that one as it is, ''replace'' gives it new contents.',
+                SCHEMA = current_schema(), TABLE = 'message', CONSTRAINT = 'message_key';
         END IF;
-        RETURN NEXT;
+        v_ids[v_row.place] := CASE WHEN on_conflict = 'replace' THEN message_enter(
+            v_row.id, v_row.now_ms, v_row.queue, v_row.channel, v_row.key, v_row.payload, v_row.body,
+            v_row.dequeue_at, v_row.cost, v_row.max_attempts, v_row.backoff, true) END;
     END LOOP;
+    RETURN QUERY SELECT r.place, r.id FROM unnest(v_ids) WITH ORDINALITY AS r (id, place);
 END
 $$;
 
@@ -2630,12 +2662,7 @@ BEGIN
     UNION ALL
     SELECT l.queue, l.channel, 'a lane below due_floor', format('from %s on', r.due_floor), l.due::text
     FROM lanes l JOIN rotations r ON r.queue = l.queue
-    WHERE l.due <> 0 AND l.due < r.due_floor
-    UNION ALL
-    SELECT e.queue, e.channel, 'a lease without an attempt', 'message.attempt of 1 or more',
-        format('message %s with %s', e.id, e.attempt)
-    FROM leases e
-    WHERE e.attempt < 1;
+    WHERE l.due <> 0 AND l.due < r.due_floor;
 END
 $$;
 
@@ -2699,7 +2726,7 @@ REVOKE EXECUTE ON FUNCTION queue_notify FROM PUBLIC;
 -- Derives everything that the scheduler keeps of a queue anew, whatever it was: afterwards queue_check finds nothing.
 --
 -- Called by operators, in a READ COMMITTED transaction that commits at once; safe on a live queue. Nothing is lost but,
--- where the lanes themselves were damaged, whom the rotation owes.
+-- where the lanes themselves were damaged, whom the rotation owes. Of a queue that nobody has ever used nothing is made.
 -- Locks: the turn of the queue, until the end of the transaction; then as scheduler_rebuild.
 CREATE FUNCTION queue_repair(name text DEFAULT 'default') RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER
@@ -2733,6 +2760,15 @@ BEGIN
     v_now := unix_ms(clock());
     SELECT t.* INTO r FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1;
     IF NOT FOUND THEN
+        IF NOT EXISTS (SELECT FROM message m WHERE m.queue = v_queue AND m.leased_until IS NULL)
+            AND NOT EXISTS (SELECT FROM message m WHERE m.queue = v_queue AND m.leased_until IS NOT NULL)
+            AND NOT EXISTS (SELECT FROM lane l WHERE l.queue = v_queue)
+            AND NOT EXISTS (SELECT FROM signal s WHERE s.queue = v_queue)
+            AND NOT EXISTS (SELECT FROM taken k WHERE k.queue = v_queue)
+            AND NOT EXISTS (SELECT FROM plan p WHERE p.queue = v_queue)
+        THEN
+            RETURN;
+        END IF;
         INSERT INTO rotation AS t
         SELECT v_queue, 0, 0, coalesce(min(l.tag) FILTER (WHERE l.due = 0), max(l.tag), 0), 0, 0, '0', '{}', '0', '{}',
             'infinity', 9223372036854775807, -1, '', NULL, NULL, 0, 0, v_now, 0, 0, 0, 0, plan_after(), NULL, NULL
@@ -4878,8 +4914,10 @@ BEGIN
     EXCEPTION WHEN lock_not_available THEN
         RAISE lock_not_available USING
             MESSAGE = format('queue %L has been held by another dequeue for 10 s', queue),
-            DETAIL = format('Held by the server process with pid %s.', (
-                SELECT string_agg(l.pid::text, ', ') FROM pg_locks l
+            DETAIL = format('Held by %s.', (
+                SELECT string_agg(coalesce('the server process with pid ' || l.pid,
+                    'a prepared transaction (pg_prepared_xacts)'), ', ')
+                FROM pg_locks l
                 WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
                     AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
                     AND (l.classid::bigint << 32) | l.objid::bigint = v_key)),
@@ -5246,7 +5284,10 @@ BEGIN
         RAISE invalid_parameter_value USING
             MESSAGE = format('older_than must not be negative, not %s', coalesce(older_than::text, 'null'));
     END IF;
-    DELETE FROM load l WHERE l.name LIKE 'run/%' AND l.entered_at < clock() - older_than;
+    DELETE FROM load l
+    WHERE l.ctid = ANY (ARRAY(
+        SELECT o.ctid FROM load o WHERE o.name LIKE 'run/%' AND o.entered_at < clock() - older_than
+        FOR UPDATE SKIP LOCKED));
     FOR v_stage IN
         SELECT s.* FROM stage s WHERE s.run = '' OR s.created_at <= clock() - older_than
         LIMIT 500 FOR UPDATE SKIP LOCKED

@@ -1,7 +1,8 @@
 -- Drops the partitions of history for days before oldest, in UTC.
 --
--- Called by history_maintain. What a feed hasn't read stays, and with it its whole day. Of what lies in history_default it
--- deletes at most 10,000 rows, and returns whether that was all.
+-- Called by history_maintain. What a feed hasn't read stays, and with it its whole day; one that can't be dropped, as an
+-- object of somebody's depends on it, is a warning. At most 50 in one call, as a transaction can hold only so many locks,
+-- and of what lies in history_default at most 10,000 rows. Returns whether that was all.
 -- Locks: history, against everybody, where there is a partition to drop, until the end of the transaction.
 CREATE FUNCTION history_drop(oldest date) RETURNS boolean
 LANGUAGE plpgsql
@@ -10,6 +11,8 @@ AS $$
 DECLARE
     v_name text;
     v_unread boolean;
+    v_tries integer := 0;
+    v_done boolean := true;
     v_rows integer;
 BEGIN
     FOR v_name IN
@@ -17,15 +20,28 @@ BEGIN
         FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
         WHERE i.inhparent = 'history'::regclass AND c.relname ~ '^history_\d{4}_\d\d_\d\d$'
             AND c.relname < to_char(oldest, '"history_"YYYY_MM_DD') COLLATE "C"
+        ORDER BY c.relname
     LOOP
         EXECUTE format('SELECT EXISTS (
             SELECT FROM feed f
             CROSS JOIN LATERAL (SELECT FROM %I h WHERE (h.xid, h.message_id) >= (f.xid, f.message_id) LIMIT 1) u)',
             v_name) INTO v_unread;
         CONTINUE WHEN v_unread;
-        EXECUTE format('INSERT INTO dropped (xid, message_id) SELECT h.xid, h.message_id FROM %I h'
-            ' ORDER BY h.xid DESC, h.message_id DESC LIMIT 1', v_name);
-        EXECUTE format('DROP TABLE IF EXISTS %I.%I', current_schema(), v_name);
+        v_tries := v_tries + 1;
+        IF v_tries > 50 THEN
+            RETURN false;
+        END IF;
+        BEGIN
+            EXECUTE format('INSERT INTO dropped (xid, message_id) SELECT h.xid, h.message_id FROM %I h'
+                ' ORDER BY h.xid DESC, h.message_id DESC LIMIT 1', v_name);
+            EXECUTE format('DROP TABLE IF EXISTS %I.%I', current_schema(), v_name);
+        EXCEPTION
+            WHEN lock_not_available OR deadlock_detected THEN
+                RETURN false;  -- not to wait for the next one as well
+            WHEN OTHERS THEN
+                RAISE WARNING 'history_maintain: %', SQLERRM;
+                v_done := false;
+        END;
     END LOOP;
     WITH gone AS (
         DELETE FROM history_default h
@@ -40,7 +56,7 @@ BEGIN
         SELECT g.xid, g.message_id FROM gone g ORDER BY g.xid DESC, g.message_id DESC LIMIT 1
     )
     SELECT count(*) INTO v_rows FROM gone;
-    RETURN v_rows < 10000;
+    RETURN v_done AND v_rows < 10000;
 END
 $$;
 

@@ -2,7 +2,8 @@
 --
 -- Called by scheduler_serve about once a day, by users as often as they like, and by the installation. Old is what
 -- lies before the longest history_days of all queues. Those that have no row, or 0, count as 30: a queue is known by
--- its row, or by having been dequeued.
+-- its row, or by having been dequeued. Nothing is dropped in REPEATABLE READ and SERIALIZABLE, whose snapshot may be
+-- older than a feed that hasn't read it.
 -- Returns true when all is done; false when it is to be tried again, because somebody holds a lock: a report, a dump,
 -- an open completion. It waits for none longer than 100 ms. Whatever else goes wrong is a warning and false, so that
 -- no dequeue fails of it: without a partition, outcomes go to history_default.
@@ -28,8 +29,10 @@ BEGIN
                 FOR n IN 0..7 LOOP
                     PERFORM history_add(v_today + n, n = 0);
                 END LOOP;
-            ELSE
+            ELSIF current_setting('transaction_isolation') IN ('read committed', 'read uncommitted') THEN
                 v_done := history_drop(v_oldest) AND v_done;
+            ELSE
+                v_done := false;
             END IF;
         EXCEPTION
             WHEN lock_not_available OR deadlock_detected THEN

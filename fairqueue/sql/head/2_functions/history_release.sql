@@ -23,7 +23,7 @@ BEGIN
     IF v_until > clock() THEN
         RAISE invalid_parameter_value USING MESSAGE = format('day must be over: %s is not', day);
     END IF;
-    IF current_setting('transaction_isolation') <> 'read committed' THEN
+    IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
         RAISE invalid_transaction_state USING MESSAGE = 'history_release needs READ COMMITTED';
     END IF;
     IF to_regclass(format('%I.%I', current_schema(), v_name)) IS NULL THEN

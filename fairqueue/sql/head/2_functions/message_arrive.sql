@@ -6,7 +6,8 @@
 -- says. A message that has been leased before is one put back from the dead: it is never refused, as those that fail or
 -- are deferred aren't.
 --
--- Locks: none that anybody waits for, but for notifications (queue_notify). It appends rows. Whether a channel is
+-- Locks: none that anybody waits for, but for notifications (queue_notify); with overflow 'drop' also history, as a
+-- completion does. It appends rows. Whether a channel is
 -- bounded is looked up in two indexes that hold only what is, so that enqueueing elsewhere reads nothing that others
 -- write, and adds no dependency that could fail a serializable transaction. They are on arrays so that no other index
 -- could be taken for them.
@@ -54,7 +55,7 @@ BEGIN
              WHERE ARRAY[c.queue, c.name] = ARRAY[v_queue, v_channel] AND c.max_size IS NOT NULL),
             (SELECT true FROM queue q WHERE ARRAY[q.name] = ARRAY[v_queue] AND q.channel_max_size IS NOT NULL),
             false) INTO v_bounded;
-        v_idle := queue_notify(v_queue);
+        v_idle := queue_notify(v_queue);  -- assigned, as PERFORM would run a query for it
     ELSE
         WITH entered AS MATERIALIZED (
             SELECT n.queue, n.channel, min(n.dequeue_at) AS dequeue_at, min(n.id) AS id,

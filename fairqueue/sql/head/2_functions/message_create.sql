@@ -39,8 +39,9 @@ BEGIN
     IF delay_seconds IS NOT NULL THEN
         PERFORM check_seconds('delay_seconds', delay_seconds, 0);
         dequeue_at := unix_ms(clock() + make_interval(secs => delay_seconds));
-    ELSIF priority > 0 THEN
-        dequeue_at := -priority;
+    ELSIF priority IS NOT NULL THEN
+        -- One of 0 is a time, too: what is replaced gives up the place that another one gave it.
+        dequeue_at := CASE WHEN priority > 0 THEN -priority ELSE unix_ms(clock()) END;
     END IF;
     IF NOT message_valid(queue, channel, key, payload, body, cost, max_attempts, backoff) THEN
         -- The trigger would say so too, but for names that are too long for an index: there the index is first.

@@ -265,12 +265,7 @@ BEGIN
     UNION ALL
     SELECT l.queue, l.channel, 'a lane below due_floor', format('from %s on', r.due_floor), l.due::text
     FROM lanes l JOIN rotations r ON r.queue = l.queue
-    WHERE l.due <> 0 AND l.due < r.due_floor
-    UNION ALL
-    SELECT e.queue, e.channel, 'a lease without an attempt', 'message.attempt of 1 or more',
-        format('message %s with %s', e.id, e.attempt)
-    FROM leases e
-    WHERE e.attempt < 1;
+    WHERE l.due <> 0 AND l.due < r.due_floor;
 END
 $$;
 

@@ -1,7 +1,7 @@
 -- Derives everything that the scheduler keeps of a queue anew, whatever it was: afterwards queue_check finds nothing.
 --
 -- Called by operators, in a READ COMMITTED transaction that commits at once; safe on a live queue. Nothing is lost but,
--- where the lanes themselves were damaged, whom the rotation owes.
+-- where the lanes themselves were damaged, whom the rotation owes. Of a queue that nobody has ever used nothing is made.
 -- Locks: the turn of the queue, until the end of the transaction; then as scheduler_rebuild.
 CREATE FUNCTION queue_repair(name text DEFAULT 'default') RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER
@@ -35,6 +35,15 @@ BEGIN
     v_now := unix_ms(clock());
     SELECT t.* INTO r FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1;
     IF NOT FOUND THEN
+        IF NOT EXISTS (SELECT FROM message m WHERE m.queue = v_queue AND m.leased_until IS NULL)
+            AND NOT EXISTS (SELECT FROM message m WHERE m.queue = v_queue AND m.leased_until IS NOT NULL)
+            AND NOT EXISTS (SELECT FROM lane l WHERE l.queue = v_queue)
+            AND NOT EXISTS (SELECT FROM signal s WHERE s.queue = v_queue)
+            AND NOT EXISTS (SELECT FROM taken k WHERE k.queue = v_queue)
+            AND NOT EXISTS (SELECT FROM plan p WHERE p.queue = v_queue)
+        THEN
+            RETURN;
+        END IF;
         INSERT INTO rotation AS t
         SELECT v_queue, 0, 0, coalesce(min(l.tag) FILTER (WHERE l.due = 0), max(l.tag), 0), 0, 0, '0', '{}', '0', '{}',
             'infinity', 9223372036854775807, -1, '', NULL, NULL, 0, 0, v_now, 0, 0, 0, 0, plan_after(), NULL, NULL

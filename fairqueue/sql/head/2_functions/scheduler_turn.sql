@@ -39,8 +39,10 @@ BEGIN
     EXCEPTION WHEN lock_not_available THEN
         RAISE lock_not_available USING
             MESSAGE = format('queue %L has been held by another dequeue for 10 s', queue),
-            DETAIL = format('Held by the server process with pid %s.', (
-                SELECT string_agg(l.pid::text, ', ') FROM pg_locks l
+            DETAIL = format('Held by %s.', (
+                SELECT string_agg(coalesce('the server process with pid ' || l.pid,
+                    'a prepared transaction (pg_prepared_xacts)'), ', ')
+                FROM pg_locks l
                 WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
                     AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
                     AND (l.classid::bigint << 32) | l.objid::bigint = v_key)),

@@ -19,7 +19,10 @@ BEGIN
         RAISE invalid_parameter_value USING
             MESSAGE = format('older_than must not be negative, not %s', coalesce(older_than::text, 'null'));
     END IF;
-    DELETE FROM load l WHERE l.name LIKE 'run/%' AND l.entered_at < clock() - older_than;
+    DELETE FROM load l
+    WHERE l.ctid = ANY (ARRAY(
+        SELECT o.ctid FROM load o WHERE o.name LIKE 'run/%' AND o.entered_at < clock() - older_than
+        FOR UPDATE SKIP LOCKED));
     FOR v_stage IN
         SELECT s.* FROM stage s WHERE s.run = '' OR s.created_at <= clock() - older_than
         LIMIT 500 FOR UPDATE SKIP LOCKED
