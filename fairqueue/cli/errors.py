@@ -62,6 +62,10 @@ def _explained(error: Exception, *, for_owner: bool) -> Failed | None:
         return Failed(str(error))
     if isinstance(error, NotImplementedError) and "DateStyle" in str(error):
         error = DataError(None, None, error)  # psycopg has it as no error of a database; the worker has made it one
+    if type(error).__module__.partition(".")[0] == "psycopg":  # of what goes without SQLAlchemy, as Spark's drivers do
+        import psycopg
+
+        error = DBAPIError.instance(None, None, error, psycopg.Error)
     if isinstance(error, DBAPIError):
         return Failed(_of_database(error, for_owner=for_owner))
     if isinstance(error, ImportError):

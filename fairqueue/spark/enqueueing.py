@@ -86,18 +86,22 @@ def enqueue(
 
     :param source: a path that Spark can read, or a DataFrame.
     :param channel: an expression over its columns.
-    :param format: of the files; None: what the path ends in, else ``"files"`` for a folder.
-    :param payload: an expression: a string is JSON, binary is a body, a struct, map or array becomes JSON; None: the
-        whole row.
+    :param format: of the files; None: what the path ends in, also where they are compressed, else ``"files"``.
+    :param payload: an expression: a string is JSON, binary is a body, a struct, map or array becomes JSON as Spark's
+        to_json has it (NaN is a string, binary base64); None: the whole row.
     :param expressions: of other columns: ``key``, ``queue``, ``cost``, ``dequeue_at``, ``delay``, ``priority``, ...
     :param options: of the data source: ``url``, ``queue``, ``commit``, ``on_conflict``, ``rejects``, ...
     :param job: a name for this load: enqueueing it again adds nothing.
     :raises InvalidValue: if something can't be.
-    :raises pyspark.errors.PySparkException: if Spark, or the database, fails. With commit atomic, nothing is enqueued.
+    :raises pyspark.errors.PySparkException: if Spark, or the database, fails. With commit atomic, nothing is enqueued,
+        unless what failed is the way back from the database's commit; with a ``job`` it can be tried again.
+    :raises FairqueueError: if all is enqueued, and it couldn't be asked how many messages that are.
     """
+    import psycopg
     from pyspark.sql import Observation
     from pyspark.sql import functions as sf
 
+    from fairqueue.errors import FairqueueError
     from fairqueue.spark.engine.loading import new_run, noted, notes
     from fairqueue.spark.source.options import Options
     from fairqueue.spark.source.writer import KNOWN
@@ -121,7 +125,13 @@ def enqueue(
     made.observe(counted, sf.count(sf.lit(1)).alias("rows")).write.format("fairqueue").mode("append").options(
         **given
     ).save()
-    added = (noted(asked.place, load) or 0) - (before or 0)
+    try:
+        after = noted(asked.place, load)
+    except psycopg.Error as error:
+        raise FairqueueError(
+            f"all {counted.get['rows']} rows are enqueued, and it can't be asked how many messages they are: {error}"
+        ) from error
+    added = (after or 0) - (before or 0)
     return Enqueued(int(counted.get["rows"]), added, repeated=before is not None and added == 0)
 
 
@@ -172,6 +182,7 @@ def _whole(names: list[str]) -> Column:
 
 
 def _format_of(path: str) -> Format:
-    suffix = PurePosixPath(path).suffix.lstrip(".").lower()
+    plain = PurePosixPath(re.sub(r"\.(bz2|deflate|gz|lz4|snappy|zst)$", "", path, flags=re.IGNORECASE))
+    suffix = plain.suffix.lstrip(".").lower()
     known: dict[str, Format] = {"parquet": "parquet", "json": "json", "jsonl": "json", "ndjson": "json", "csv": "csv"}
     return known.get(suffix, "files")

@@ -1,4 +1,4 @@
-"""The columns that Spark sees, as its own DDL, in the order of the tables.
+"""The columns that Spark sees, as its own DDL, in the order of the tables; and what a report is made of.
 
 Times are timestamps, but for ``dequeue_at``, which is Unix milliseconds as everywhere in fairqueue. A transaction id
 (``xid``) is a long.
@@ -6,7 +6,7 @@ Times are timestamps, but for ``dequeue_at``, which is Unix milliseconds as ever
 
 from __future__ import annotations
 
-__all__ = ["HISTORY", "MESSAGES"]
+__all__ = ["HISTORY", "MESSAGES", "REPORT"]
 
 #: ``table=history``: one row an outcome.
 HISTORY = """
@@ -21,3 +21,6 @@ MESSAGES = """
     max_attempts int, backoff double, attempt int, leased_until timestamp, first_leased_at timestamp,
     leased_at timestamp, worker string, state string, error string, created_at timestamp
 """
+
+#: The folders of a report, each with Parquet.
+REPORT = ("channel_windows", "channels", "queue_windows", "queues")

@@ -307,6 +307,20 @@ class TestRelease:
         # The other days go.
         assert self.days(filled) == {DAY + timedelta(days=harm == "of another day"): 7}
 
+    def test_days_that_retention_drops_meanwhile(
+        self, archive: Stopping, filled: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """They are none that the files should have been compared with."""
+        tomorrow = DAY + timedelta(days=1)
+
+        def reached(step: str) -> None:
+            if step == "released":
+                filled.execute(f"DROP TABLE IF EXISTS fairqueue.history_{tomorrow:%Y_%m_%d}".encode())
+                filled.commit()
+
+        monkeypatch.setattr(archive, "_reached", reached)
+        assert run(archive, age=0).released == [DAY, DAY + timedelta(days=2)]
+
     def test_not_what_another_feed_has_not_read(self, archive: Stopping, filled: psycopg.Connection[Any]) -> None:
         filled.execute("SELECT fairqueue.feed_move('slow', '1', 1)")
         filled.commit()

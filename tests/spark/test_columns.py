@@ -100,17 +100,39 @@ class TestSchema:
         with pytest.raises(InvalidValue, match=r"^column key is NULL without a type: cast it to a string, or drop it"):
             Columns(pa.schema({"channel": pa.string(), "key": pa.null()}))
 
-    def test_a_variant_is_not_a_struct(self) -> None:
+    @pytest.mark.parametrize(
+        "kind",
+        [
+            "variant",
+            "struct<v: variant>",
+            "array<variant>",
+            "map<string, variant>",
+            "struct<a: array<struct<v: variant>>>",
+        ],
+    )
+    def test_a_variant_is_not_a_struct(self, kind: str) -> None:
         """Spark hands it over as one, of two lumps of bytes; its JSON would be those."""
         pytest.importorskip("pyspark")
         from pyspark.sql.pandas.types import to_arrow_schema
-        from pyspark.sql.types import StringType, StructType, VariantType
+        from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructType, VariantType
 
-        schema = StructType().add("channel", StringType()).add("payload", VariantType())
-        with pytest.raises(
-            InvalidValue, match=r"^column payload must be a string of JSON, .* not struct<value: binary"
-        ):
+        kinds: dict[str, DataType] = {
+            "variant": VariantType(),
+            "struct<v: variant>": StructType().add("v", VariantType()),
+            "array<variant>": ArrayType(VariantType()),
+            "map<string, variant>": MapType(StringType(), VariantType()),
+            "struct<a: array<struct<v: variant>>>": StructType().add(
+                "a", ArrayType(StructType().add("v", VariantType()))
+            ),
+        }
+        schema = StructType().add("channel", StringType()).add("payload", kinds[kind])
+        with pytest.raises(InvalidValue, match=r"^column payload must be a string of JSON, .* not .*<value: binary"):
             Columns(to_arrow_schema(schema, timezone="UTC"))
+
+    def test_binary_with_a_comment_is_binary(self) -> None:
+        """Which Spark hands over as metadata of the column."""
+        doc = pa.field("doc", pa.binary(), metadata={b"SPARK::metadata::json": b'{"comment": "a scan"}'})
+        Columns(pa.schema([("channel", pa.string()), ("payload", pa.struct([doc]))]))
 
     @pytest.mark.parametrize(
         ("names", "options", "told"),

@@ -6,17 +6,18 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
 from click.testing import CliRunner, Result
-from sqlalchemy import Engine, select
+from sqlalchemy import Engine, func, select
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
 from fairqueue.cli.program import program
 from fairqueue.cli.target import Target
-from fairqueue.errors import InvalidValue
+from fairqueue.errors import FairqueueError, InvalidValue
 from fairqueue.spark.engine.place import Place, options_of
-from fairqueue.spark.enqueueing import Enqueued, _folder, enqueue, read_files
+from fairqueue.spark.enqueueing import Enqueued, _folder, _format_of, enqueue, read_files
 from tests.fixtures.spark import on_spark
 
 if TYPE_CHECKING:
@@ -276,6 +277,48 @@ def test_a_password_goes_into_the_environment(url: str, monkeypatch: pytest.Monk
     assert options == {"url": "postgresql://app@db:5432/shop?sslmode=require", "schema": "queue"}
     assert os.environ["PGPASSWORD"] == "se@cret"
     assert Place(**options).url == options["url"]
+
+
+@pytest.mark.parametrize("command", ["clean", "archive", "enqueue"])
+def test_a_database_that_is_not_there(command: str, tmp_path: Path) -> None:
+    """One line, with the way out."""
+    arguments = {"clean": [], "archive": [str(tmp_path)], "enqueue": [str(tmp_path), "--channel", "name"]}[command]
+    found = CliRunner().invoke(program, ["--dsn", "postgresql://x@127.0.0.1:1/x", "spark", command, *arguments])
+    assert found.exit_code == 1
+    assert found.stderr.count("\n") == 1
+    assert "check the host and the port of the database URL, and that the server runs" in found.stderr
+
+
+def test_it_cannot_be_asked_what_became_of_it(
+    spark: "SparkSession", database_url: str, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who takes this for a failure may enqueue all of it again."""
+    asked: list[object] = []
+
+    def noted(*names: object) -> None:
+        asked.append(names)
+        if len(asked) == 2:
+            raise psycopg.OperationalError("the server closed the connection")
+
+    monkeypatch.setattr("fairqueue.spark.engine.loading.noted", noted)
+    with pytest.raises(FairqueueError, match=r"^all 3 rows are enqueued, and it can't be asked .*: the server closed"):
+        enqueue(spark, spark.range(3), channel="'acme'", options={"url": database_url})
+    assert session.scalar(select(func.count()).select_from(fq.Message)) == 3
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("a.csv", "csv"),
+        ("a.CSV.GZ", "csv"),
+        ("a.jsonl.bz2", "json"),
+        ("a.gz", "files"),
+        ("a", "files"),
+        ("a.pdf", "files"),
+    ],
+)
+def test_what_a_path_ends_in(path: str, kind: str) -> None:
+    assert _format_of(f"/data/{path}") == kind
 
 
 def test_clean(engine: Engine, database_url: str) -> None:

@@ -142,6 +142,8 @@ def test_drivers(session: "SparkSession", database_url: str, watching: psycopg.C
 
     for commit in ("atomic", "direct"):
         save(rows(session), database_url, {}, job="nightly", commit=commit)
+        with pytest.raises(PySparkException, match="has been loaded before, with"):
+            save(rows(session).limit(1), database_url, {}, job="nightly", commit=commit)
     once_each(watching, ROWS, NUMBER)
     assert stages(watching) == 0
 

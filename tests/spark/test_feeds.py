@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 
 pytest.importorskip("adbc_driver_postgresql")
 
+from fairqueue import schema
 from fairqueue.errors import FairqueueError, InvalidValue
 from fairqueue.spark.engine.feeds import Feed, Offset
 from fairqueue.spark.engine.place import Place
@@ -321,10 +322,39 @@ class TestOtherServers:
     def test_offsets_of_another_are_refused(self, place: Place) -> None:
         feed = Feed(place)
         start = feed.begin()
-        with pytest.raises(FairqueueError, match="the offset is of the server 7, this is"):
+        with pytest.raises(FairqueueError, match="the offset is of the server, database and schema 7, these are"):
             feed.next(replace(start, server="7"))
         with pytest.raises(FairqueueError, match=r"the offset \(\d+\) is ahead of the server \(\d+\)"):
             feed.next(replace(start, xid=start.xid + 1000))
+
+    def test_other_places_of_the_same_are_others(
+        self, place: Place, databases: Databases, template: Any, engine: Engine
+    ) -> None:
+        """Another database, and another schema."""
+        with engine.begin() as connection:
+            schema.install(connection, schema="second")
+        here = place.url
+        with databases.create(template.template_dbname) as there:
+            horizons = [Feed(each).horizon() for each in (place, Place(url=here, schema="second"), Place(url=there))]
+        assert len({horizon.server for horizon in horizons}) == 3
+
+    @pytest.mark.parametrize("latest", [False, True])
+    def test_a_feed_that_has_read_on_begins_nowhere_behind(self, place: Place, raw: Raw, *, latest: bool) -> None:
+        """What lies between is kept by nothing."""
+        feed = Feed(place, "mine")
+        connection = raw(str(place.url))
+        add_days(connection, 0)
+        add(connection, [row(1)])
+        connection.commit()
+        start = feed.begin()
+        for _ in range(2):  # also of a stream that died before it had a first batch
+            feed.register(start)
+        feed.move(feed.next(start))
+        if latest:
+            feed.register(feed.begin(latest=True))
+            return
+        with pytest.raises(FairqueueError, match=r"feed 'mine' has read on from there, .*feed_forget\('mine'\)"):
+            feed.register(feed.begin())
 
     @pytest.mark.parametrize("document", [{}, {"xid": "a", "message_id": 1, "server": "1", "dropped": 0}, {"xid": 1}])
     def test_offsets_of_something_else(self, document: dict[str, Any]) -> None:

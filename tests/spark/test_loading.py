@@ -137,6 +137,17 @@ class TestAttempts:
         assert clean(place, hours=0) == 1
         assert stages(watching) == 0
 
+    def test_cleaning_leaves_a_load_that_goes_on(self, place: Place, watching: psycopg.Connection[Any]) -> None:
+        """Its first tables may be old."""
+        going, gone = new_run(), new_run()
+        for run, number in ((going, 1), (going, 2), (gone, 1)):
+            stage(place, run, number, keyed(f"{run} {number}"))
+        old = "UPDATE fairqueue.stage SET created_at = 'epoch' WHERE run = %s OR name LIKE 'stage\\_%%\\_1\\_%%'"
+        watching.execute(old, (gone,))
+        assert value(watching, "SELECT count(*) FROM fairqueue.stage WHERE created_at = 'epoch'") == 2
+        assert clean(place, hours=24) == 1
+        assert value(watching, "SELECT count(*) FROM fairqueue.stage WHERE run = %s", going) == 2
+
     def test_cleaning_beside_another(self, place: Place, others: Others, watching: psycopg.Connection[Any]) -> None:
         """What that one is at, is left to it."""
         watching.execute("INSERT INTO fairqueue.load (name, epoch, entered_at) VALUES ('run/a', 0, 'epoch')")

@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
@@ -25,7 +26,8 @@ from tests.spark import report_reference as reference
 
 pytest.importorskip("pyspark")
 
-from fairqueue.cli.spark.report import _archived
+from fairqueue.cli.base import Failed
+from fairqueue.cli.spark.report import _archived, _writable
 from fairqueue.cli.spark.report import report as command
 from fairqueue.spark.reporting import Report, Summary, page, report, summary
 from fairqueue.spark.reporting.fairness import with_entitlement
@@ -303,8 +305,14 @@ def test_no_messages(spark: "SparkSession", tmp_path: Path) -> None:
     assert "Nothing happened" in page(summary(empty))
 
 
-def test_the_command(spark: "SparkSession", database_url: str, session: Session, tmp_path: Path) -> None:
-    """What has ended, what is still waiting, by the weights that are set; and a queue that looks like a number."""
+def test_the_command(
+    spark: "SparkSession", database_url: str, session: Session, other: psycopg.Connection, tmp_path: Path
+) -> None:
+    """What has ended, what is still waiting, by the weights that are set; and a queue that looks like a number.
+
+    All of it, though a transaction is open that began before.
+    """
+    other.execute("SELECT pg_current_xact_id()")
     session.add(fq.Channel(name="acme", weight=3))
     put_all(session, {"acme": 5, "globex": 2})
     put(session, EVIL, queue="007")
@@ -320,6 +328,33 @@ def test_the_command(spark: "SparkSession", database_url: str, session: Session,
     rows = spark.read.parquet(str(tmp_path / "out" / "channels")).collect()
     found = {row["channel"]: (row["weight"], row["enqueued"], row["served"], row["started"]) for row in rows}
     assert found == {"acme": (3, 5, 3, 4), "globex": (1, 2, 1, 1), EVIL: (1, 1, 0, 0)}
+
+
+def test_a_window_that_is_shorter(spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one, of ten minutes: it was over before all was known. Written where this process is, not Spark."""
+    monkeypatch.chdir(tmp_path)
+    at = datetime(2026, 5, 1, 10, 50, tzinfo=UTC)
+    times = {name: at + timedelta(minutes=8) for name in ("created_at", "first_leased_at", "leased_at")}
+    lives = [
+        {"message_id": n, "queue": "q", "channel": f"c{n}", "outcome": "completed", "attempt": 1, "cost": 1.0}
+        | {"dequeue_at": 0, "finished_at": at + timedelta(minutes=15 + n), **times}
+        for n in range(2)
+    ]
+    found = report(frame(spark, lives, HISTORY), "out", since=at, until=at + timedelta(hours=1))
+    assert found.path == str(tmp_path / "out")
+    assert (tmp_path / "out" / "queues" / "_SUCCESS").exists()
+    windows = collected(found.queue_windows, "window")
+    assert [(row["started"], row["jain"]) for _, row in sorted(windows.items())] == [(2, None), (0, None)]
+
+
+def test_the_page_of_a_report_that_was_killed(tmp_path: Path) -> None:
+    """While it replaced another."""
+    (tmp_path / "index.html").touch()
+    (tmp_path / "channels").mkdir()
+    with pytest.raises(Failed, match="has a page that is of no report"):
+        _writable(str(tmp_path))
+    (tmp_path / "channels" / "_SUCCESS").touch()
+    assert _writable(str(tmp_path)) == tmp_path
 
 
 def test_the_history_of_an_archive(spark: "SparkSession", tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def test_simulate(spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.Mon
     result = CliRunner().invoke(
         command,
         "--tenants 20 --workers 2 --load 1.2 --scheduler fair,arrival --messages 300,1000 --service 0.5"
-        " --weights 2,1 --max-concurrency none,1 --workload split --names 3 --out out.parquet --picture out.png",
+        " --weights 2,1,2 --max-concurrency none,1 --workload split --names 3 --out out.parquet --picture out.png",
     )
     assert result.exit_code == 0, (result.output, result.exception)
     scenarios = grid(
@@ -41,7 +41,7 @@ def test_simulate(spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.Mon
         messages=[300, 1000],
         service=0.5,
         names=3,
-        weights=(2, 1),
+        weights=(2, 1, 2),
         max_concurrency=[None, 1],
         scheduler=["fair", "arrival"],
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from datetime import UTC, datetime
 from pathlib import Path
@@ -68,13 +69,16 @@ def report(
     weights = _weights(target) if archive is None or target.place is not None else None
     # Before Spark starts, whose processes find a password in its environment.
     options = {} if archive else options_of(target)
-    with spark() as session:
+    with spark() as session, contextlib.ExitStack() as held:
+        from fairqueue.spark import snapshot
         from fairqueue.spark.reporting import page, summary
         from fairqueue.spark.reporting import report as compute
 
         if archive:
             history, live = _archived(session, archive, since), None
         else:
+            # Or what ends between the two reads would be in neither.
+            options["snapshot"] = held.enter_context(snapshot(**options))
             history, live = _from_database(session, options, since)
         schema = "queue string, channel string, weight double"
         console = make_console()
@@ -97,12 +101,15 @@ def report(
 
 def _writable(out: str) -> Path:
     """A folder that is there, or can be made: looked at before the work, not after it."""
+    from fairqueue.spark.schemas import REPORT
+
     folder = Path(out).absolute()
     there = next(each for each in (folder, *folder.parents) if each.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
         raise Failed(f"--out: {out!r} can't be written: {there} is no folder that you may write to")
     page = folder / _PAGE
-    if page.exists() and not (folder / "queues" / "_SUCCESS").exists():
+    # One of them is left of a report that was killed while it replaced another.
+    if page.exists() and not any((folder / name / "_SUCCESS").exists() for name in REPORT):
         raise Failed(f"--out: {out!r} has a page that is of no report: name another folder, or remove {page}")
     return folder
 
@@ -110,7 +117,7 @@ def _writable(out: str) -> Path:
 def _from_database(
     session: SparkSession, options: dict[str, str], since: datetime | None
 ) -> tuple[DataFrame, DataFrame]:
-    """History and live messages. A message that ends between the two reads may be in both, and counts once."""
+    """History and live messages."""
     source = {name: session.read.format("fairqueue").options(**options) for name in ("history", "messages")}
     if since is not None:
         source["history"].option("since", since.isoformat())

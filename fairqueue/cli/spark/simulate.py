@@ -29,19 +29,22 @@ _ENOUGH = 1_000
 
 
 class _Values(click.ParamType):  # type: ignore[type-arg, unused-ignore]
-    """One value, or several with commas between; each only once."""
+    """One value, or several with commas between.
 
-    def __init__(self, kind: Callable[[str], Any], what: str) -> None:
-        self.kind, self.what, self.name = kind, what, "values"
+    :param varied: each only once, as each is simulated.
+    """
+
+    def __init__(self, kind: Callable[[str], Any], what: str, *, varied: bool = True) -> None:
+        self.kind, self.what, self.varied, self.name = kind, what, varied, "values"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[Any]:
-        found: dict[Any, None] = {}
+        found: list[Any] = []
         for part in str(value).split(","):
             try:
-                found[self.kind(part.strip())] = None
+                found.append(self.kind(part.strip()))
             except ValueError:
                 self.fail(f"must be {self.what}, or several with commas between, not {part!r}", param, ctx)
-        return list(found)
+        return list(dict.fromkeys(found)) if self.varied else found
 
 
 def _count_or_none(text: str) -> int | None:
@@ -86,7 +89,7 @@ _words = _Values(str, "a word")
 @click.option("--names", type=_counts, default="10", show_default=True, help="split: names of the noisy tenant.")
 @click.option(
     "--weights",
-    type=_Values(float, "a number"),
+    type=_Values(float, "a number", varied=False),
     default="1",
     show_default=True,
     help="Of the tenants, the noisiest first; the last is that of all others. Never varied.",

@@ -51,6 +51,7 @@ _TEXT = "a string"
 _WHOLE = "a whole number"
 _SECONDS = "a number or a day-time interval"
 _FAR = 2**62 - 1
+_MARKS = {b"variant", b"geometry", b"geography"}
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -70,11 +71,15 @@ def _is_seconds(kind: pa.DataType) -> bool:
 
 
 def _is_payload(kind: pa.DataType) -> bool:
-    if types.is_struct(kind):
-        # Spark's variants and geometries come as structs of binary, marked as what they are.
-        return not any(field.metadata for field in kind if types.is_binary(field.type))
-    nested = types.is_map(kind) or types.is_list(kind) or types.is_large_list(kind)
+    nested = types.is_nested(kind) and not _has_variants(kind)
     return bool(nested or _is_text(kind) or _is_binary(kind))
+
+
+def _has_variants(kind: pa.DataType) -> bool:
+    """Spark's variants and geometries come as structs of binary, marked as what they are; wherever they are."""
+    fields = [kind.field(number) for number in range(kind.num_fields)]
+    marked = any(not _MARKS.isdisjoint(field.metadata or ()) for field in fields)
+    return marked or any(_has_variants(field.type) for field in fields if types.is_nested(field.type))
 
 
 def _is_time(kind: pa.DataType) -> bool:

@@ -55,7 +55,7 @@ _BY_INDEX = tuple(
 class Offset:
     """All rows before ``(xid, message_id)`` have been read.
 
-    :param server: the system identifier of the server, as transaction ids mean nothing on another.
+    :param server: of which server, database and schema it is, as it means nothing elsewhere; see feed_horizon.
     :param dropped: the last lot of rows that had been dropped when the feed began.
     """
 
@@ -132,6 +132,19 @@ class Feed:
         with self._connection() as connection:
             query = f"SELECT xid::text, message_id FROM {self._place.name('feed')} WHERE name = %s"
             return _key(connection, query, self._name)
+
+    def register(self, start: Offset) -> None:
+        """Have retention keep what follows.
+
+        :raises FairqueueError: if it hasn't, as a feed of this name has read on.
+        """
+        cursor = None if self._name is None else self.cursor()
+        if cursor is not None and cursor > (start.xid, start.message_id):
+            raise FairqueueError(
+                f"feed {self._name!r} has read on from there, so that history may be dropped before it is read again:"
+                f" name another feed, begin with the latest, or first SELECT feed_forget('{self._name}')"
+            )
+        self.move(start)
 
     def move(self, end: Offset) -> None:
         """What comes before ``end`` is safe elsewhere, and retention may drop it. Nothing to do without a name."""
@@ -223,11 +236,11 @@ class Feed:
             )
 
     def check(self, start: Offset, horizon: Offset) -> None:
-        """Raise if what follows an offset can't be read: it is another server's, or it was dropped."""
+        """Raise if what follows an offset can't be read: it is another database's, or it was dropped."""
         if start.server != horizon.server:
             raise FairqueueError(
-                f"the offset is of the server {start.server}, this is {horizon.server}: transaction ids of one mean"
-                " nothing on the other; begin anew"
+                f"the offset is of the server, database and schema {start.server}, these are {horizon.server}, where"
+                " it means nothing; begin anew"
             )
         if start.xid > horizon.xid:
             raise FairqueueError(

@@ -166,7 +166,10 @@ def _digests_of(system: fs.FileSystem, path: str, queue: str) -> dict[date, Dige
 def _escaped(name: str) -> str:
     escaped = _SPECIAL.sub(lambda found: f"%{ord(found[0]):02X}", name)
     if len(f"queue={escaped}".encode()) > 255:
-        raise FairqueueError(f"queue {name[:40]}... can't be archived: its name is too long for a folder")
+        raise FairqueueError(
+            f"queue {name[:40]}... can't be archived: its name is too long for a folder; set its history_days to 0, and"
+            " delete what history has of it"
+        )
     return escaped
 
 

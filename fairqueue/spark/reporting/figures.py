@@ -86,7 +86,9 @@ def queue_windows(
     :param known: microseconds; windows that end before have no index, since not all is known of them.
     """
     ratio = sf.col("cost_started") / sf.when(sf.col("entitled") > 0, sf.col("entitled"))
-    complete = sf.unix_micros("window") + period.length > known
+    # The first one begins with the period, and may be shorter.
+    begin = sf.unix_micros("window")
+    complete = begin - sf.pmod(begin, sf.lit(period.length)) + period.length > known
     had = sf.when(complete, ratio)
     figures = (
         by_channel.withColumn("had", had)

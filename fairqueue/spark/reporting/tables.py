@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -11,6 +12,7 @@ from pyspark import StorageLevel
 from pyspark.sql import functions as sf
 
 from fairqueue.errors import InvalidValue
+from fairqueue.spark.schemas import REPORT
 
 from . import figures, tenants
 from .messages import lives
@@ -26,8 +28,6 @@ __all__ = ["EXACT_ROWS", "MOST_ROWS", "Report", "report"]
 EXACT_ROWS = 2_000_000
 #: Of tenants by window: some minutes more, and gigabytes of Parquet.
 MOST_ROWS = 50_000_000
-#: The folders in that of a report.
-_FOLDERS = ("channel_windows", "channels", "queue_windows", "queues")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +81,8 @@ def report(
     length = microseconds(parse_window(window))
     check_order(since, until)
     start, end = moment("since", since), moment("until", until)
+    if not re.match(r"[A-Za-z][\w+.-]+:/", str(path)):
+        path = Path(path).absolute()  # the JVM may be in another folder than this process
     _check_replaceable(Path(path))
     if start is not None:
         history = history.where(sf.col("finished_at") >= sf.timestamp_micros(sf.lit(start)))
@@ -112,7 +114,7 @@ def report(
 
 def _check_replaceable(path: Path) -> None:
     """That what would be overwritten is a report's: its folders have names that others have, too."""
-    for folder in (path / name for name in _FOLDERS):
+    for folder in (path / name for name in REPORT):
         if not folder.exists():
             continue
         # What a report leaves that was killed is under _temporary.

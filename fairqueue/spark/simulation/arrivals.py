@@ -90,7 +90,8 @@ def _numbers(path: str, table: Any, name: str, least: float, most: float) -> Num
     column = table[name]
     if not (pa.types.is_floating(column.type) or pa.types.is_integer(column.type) or pa.types.is_decimal(column.type)):
         raise InvalidValue(f"{path}: {name} must be numbers, not {column.type}")
-    values: Numbers = np.asarray(column.cast(pa.float64()).to_numpy(), dtype=np.float64)
+    # Rounded where they must be: what is out of range is told below.
+    values: Numbers = np.asarray(column.cast(pa.float64(), safe=False).to_numpy(), dtype=np.float64)
     wrong = np.flatnonzero(~((values >= least) & (values <= most)))
     if len(wrong):
         row = int(wrong[0])

@@ -174,7 +174,7 @@ class JobWriter(DataSourceArrowWriter):
 
     def commit(self, messages: list[Message | None]) -> None:  # type: ignore[override]
         tasks = told(messages)
-        if not self.direct:
+        if self.done or not self.direct:  # of what was done before, only that it was the same is looked at
             parts = [task.part for task in tasks]
             enter(self.rows.place, self.run, parts, name=self.name, on_conflict=self.rows.on_conflict)
         self.rows.settle(self.run, self.prefix, tasks)

@@ -757,14 +757,17 @@ REVOKE EXECUTE ON FUNCTION feed_forget FROM PUBLIC;
 
 -- Up to where history can be read for good: no transaction that is still open will add a row before xid.
 --
--- Called by readers that follow the history, together with what tells one server from another: transaction ids of one
--- say nothing on a copy that was restored elsewhere.
+-- Called by readers that follow the history, together with what tells this installation from others, by server, database
+-- and schema: what has been read of one says nothing of another, nor of a copy that was restored elsewhere.
 -- Locks: none. An open transaction that has written anything, anywhere on the server, holds the horizon back.
 CREATE FUNCTION feed_horizon() RETURNS TABLE (xid xid8, server text)
 LANGUAGE sql STABLE
 SET search_path FROM CURRENT
 AS $$
-    SELECT pg_snapshot_xmin(pg_current_snapshot()), c.system_identifier::text FROM pg_control_system() c
+    SELECT pg_snapshot_xmin(pg_current_snapshot()), format('%s/%s/%s', c.system_identifier, d.oid, n.oid)
+    FROM pg_control_system() c
+    JOIN pg_database d ON d.datname = current_database()
+    JOIN pg_namespace n ON n.nspname = current_schema()
 $$;
 
 REVOKE EXECUTE ON FUNCTION feed_horizon FROM PUBLIC;
@@ -5263,7 +5266,8 @@ $$;
 
 REVOKE EXECUTE ON FUNCTION signal_truncated FROM PUBLIC;
 
--- Drops what loads have left: staging tables that were given up, or are older than this, and the names of nameless jobs.
+-- Drops what loads have left: staging tables that were given up, those of runs that have made none since so long ago,
+-- and the names of nameless jobs.
 --
 -- Called by stage_drop, by loaders when they have finished, and by operators as often as they like. Returns how many
 -- tables it dropped: at most 500 in one call, as a transaction can hold only so many locks; call it until it returns 0.
@@ -5289,7 +5293,9 @@ BEGIN
         SELECT o.ctid FROM load o WHERE o.name LIKE 'run/%' AND o.entered_at < clock() - older_than
         FOR UPDATE SKIP LOCKED));
     FOR v_stage IN
-        SELECT s.* FROM stage s WHERE s.run = '' OR s.created_at <= clock() - older_than
+        SELECT s.* FROM stage s
+        WHERE s.run = ''
+            OR NOT EXISTS (SELECT FROM stage o WHERE o.run = s.run AND o.created_at > clock() - older_than)
         LIMIT 500 FOR UPDATE SKIP LOCKED
     LOOP
         BEGIN

@@ -1,4 +1,5 @@
--- Drops what loads have left: staging tables that were given up, or are older than this, and the names of nameless jobs.
+-- Drops what loads have left: staging tables that were given up, those of runs that have made none since so long ago,
+-- and the names of nameless jobs.
 --
 -- Called by stage_drop, by loaders when they have finished, and by operators as often as they like. Returns how many
 -- tables it dropped: at most 500 in one call, as a transaction can hold only so many locks; call it until it returns 0.
@@ -24,7 +25,9 @@ BEGIN
         SELECT o.ctid FROM load o WHERE o.name LIKE 'run/%' AND o.entered_at < clock() - older_than
         FOR UPDATE SKIP LOCKED));
     FOR v_stage IN
-        SELECT s.* FROM stage s WHERE s.run = '' OR s.created_at <= clock() - older_than
+        SELECT s.* FROM stage s
+        WHERE s.run = ''
+            OR NOT EXISTS (SELECT FROM stage o WHERE o.run = s.run AND o.created_at > clock() - older_than)
         LIMIT 500 FOR UPDATE SKIP LOCKED
     LOOP
         BEGIN
