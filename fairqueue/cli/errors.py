@@ -70,6 +70,8 @@ def _explained(error: Exception, *, for_owner: bool) -> Failed | None:
         return Failed(_of_database(error, for_owner=for_owner))
     if isinstance(error, ImportError):
         package = (error.name or "").partition(".")[0]
+        if "pq wrapper" in str(error):  # psycopg without libpq: an error of its own making, which names no module
+            package = "psycopg"
         if package in {"rich", "psycopg"}:
             return Failed(f"{package} is not installed, or not in full; pip install 'fairqueue[cli]'")
     return None

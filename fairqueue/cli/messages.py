@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .base import Failed, Group
-from .output import as_json, duration, echo, echo_json, make_console, make_table, number, printable
+from .output import as_json, duration, echo, echo_json, make_console, make_table, number, plain, printable
 from .target import Target, now, pass_target
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def _words(value: Any) -> str:
         case bytes() | memoryview():
             return f"{number(len(value))} bytes"
         case dict() | list() | bool():
-            return json.dumps(value, ensure_ascii=False)
+            return json.dumps(value, default=plain, ensure_ascii=False)
     return str(value)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import datetime, timedelta
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -22,6 +23,7 @@ __all__ = [
     "make_table",
     "moment",
     "number",
+    "plain",
     "printable",
 ]
 
@@ -43,10 +45,11 @@ def echo(text: str) -> None:
 
 def echo_json(document: Any) -> None:
     """``document`` on stdout; times in ISO 8601, durations in seconds. ASCII, so safe on a terminal as well."""
-    click.echo(json.dumps(document, default=_plain, indent=2))
+    click.echo(json.dumps(document, default=plain, indent=2))
 
 
-def _plain(value: object) -> Any:
+def plain(value: object) -> Any:
+    """What the module json has no words for, as it has; also what the json_deserializer of a host's engine makes."""
     match value:
         case datetime():
             return value.isoformat()
@@ -54,7 +57,9 @@ def _plain(value: object) -> Any:
             return value.total_seconds()
         case bytes() | memoryview():
             return bytes(value).hex()
-    raise TypeError(f"no JSON for {value!r}")
+        case Decimal():
+            return float(value)
+    return str(value)
 
 
 def make_console() -> Console:

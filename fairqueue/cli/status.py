@@ -120,7 +120,7 @@ def _watch(target: Target, queue: str | None, limit: int | None, seconds: float)
 
     console = make_console()
     live = Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop")
-    screen = live if console.is_terminal else None
+    screen = live if _has_screen(console) else None
     before = signal.signal(signal.SIGTERM, _terminate)  # so that the terminal is left as it was
     try:
         with target.engine() as engine:
@@ -130,6 +130,10 @@ def _watch(target: Target, queue: str | None, limit: int | None, seconds: float)
         pass  # the way to end it
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _has_screen(console: Console) -> bool:
+    return console.is_terminal and not console.is_dumb_terminal  # where a Live shows nothing
 
 
 def _terminate(*_: object) -> NoReturn:
@@ -157,7 +161,7 @@ def _repeat(
 
 
 class _Paper:
-    """Where there is no terminal: one table below the other."""
+    """Where there is no terminal, or one that only goes forward: one table below the other."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -184,13 +188,13 @@ def _page(found: Status, console: Console, limit: int | None, pause: float, prob
         lines.append(Text(printable(f"fairqueue: {problem.message}"), style="bold red"))
     room = console.height - len(lines) - (1 if problem else 0)  # such a line may take two
     shown = found.queues
-    if console.is_terminal:
+    if _has_screen(console):
         shown = shown[: max(room // (_AROUND + 1), 1)]
     left_out = len(found.queues) - len(shown)
     if left_out:
         room -= 2
     for queue in shown:
-        fits = max(room // len(shown) - _AROUND, 1) if limit is None and console.is_terminal else None
+        fits = max(room // len(shown) - _AROUND, 1) if limit is None and _has_screen(console) else None
         lines += [Text(), _render(queue, found.at, fits)]
     if left_out:
         lines += [Text(), Text(f"… and {number(left_out)} more queues: name one to see it")]

@@ -61,8 +61,10 @@ def worker(context: click.Context, apps: Sequence[str], processes: int, log_leve
     if processes > 1:
         from .processes import supervise
 
-        command = [sys.executable, "-m", "fairqueue.cli", "worker", *apps, "--log-level", log_level, "--child"]
-        context.exit(supervise(command, processes))
+        # As -m puts the current directory first: a project's click.py or queue.py would be imported in place of ours.
+        isolated = [] if str(Path.cwd()) in sys.path else ["-P"]
+        command = [sys.executable, *isolated, "-m", "fairqueue.cli", "worker", *apps]
+        context.exit(supervise([*command, "--log-level", log_level, "--child"], processes))
     if child:
         from .processes import end_with_parent
 

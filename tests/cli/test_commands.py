@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +98,24 @@ def test_status_of_limits_and_of_a_queue_that_is_paused(run: Run, session: Sessi
 
 def test_status_of_nothing(run: Run) -> None:
     assert run("status").stdout == "No queue has anything in it.\n"
+
+
+def test_watching_where_no_screen_can_be_rewritten(run: Run, session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One table below the other, and whole ones, as where there is no terminal."""
+    for number in range(20):
+        acts.put(session, f"tenant {number}")
+    looks: list[float] = []
+
+    def twice(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("fairqueue.cli.status.time.sleep", twice)
+    for name, value in {"FORCE_COLOR": "1", "TERM": "dumb"}.items():  # the former is a terminal to rich
+        monkeypatch.setenv(name, value)
+    output = run("status", "--watch").stdout
+    assert (output.count("queue default"), output.count("tenant ")) == (2, 40)
 
 
 def test_channel_policies(run: Run, session: Session) -> None:
@@ -341,6 +361,18 @@ class TestMigrate:
         for command in ("migrate", "status", "check"):
             assert "holds version 99" in run(command, code=1).stderr
             assert "upgrade the package" in run(command, code=1).stderr
+
+
+def test_values_of_a_host_s_own_json(database_url: str, session: Session) -> None:
+    """Its engine may read payloads in a way of its own, such as one that keeps all digits."""
+    (id_,) = acts.put(session, "acme", payload={"price": 1.5})
+    engine = create_engine(database_url, json_deserializer=partial(json.loads, parse_float=Decimal))
+    show = ["show", str(id_)]
+    result = CliRunner().invoke(program.commands["message"], show, obj=Target(engine))
+    assert re.search(r'^ +payload +\{"price": 1.5\}$', result.stdout, re.MULTILINE), result.exception
+    result = CliRunner().invoke(program.commands["message"], [*show, "--json"], obj=Target(engine))
+    assert document(result)["message"]["payload"] == {"price": 1.5}
+    engine.dispose()
 
 
 def test_another_schema_is_another_queue(run: Run, engine: Engine) -> None:

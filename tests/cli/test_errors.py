@@ -210,6 +210,17 @@ def test_times_that_the_driver_cannot_read(database_url: str) -> None:
     assert line.endswith("; set PGDATESTYLE=ISO in the environment")
 
 
+def test_a_driver_without_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as psycopg without [binary] where there is no libpq; its error names no module."""
+
+    def engine(_: str) -> None:
+        raise ImportError("no pq wrapper available.\nAttempts made:\n- couldn't import psycopg 'c' implementation")
+
+    monkeypatch.setattr("fairqueue.cli.target._engine", engine)
+    line = complaint("--dsn", "postgresql://u:s3cret@h/d", "status", code=1)
+    assert line == "psycopg is not installed, or not in full; pip install 'fairqueue[cli]'"
+
+
 @pytest.mark.parametrize("options", [["status"], ["channel", "set", "acme", "--weight", "1"]])
 def test_a_closed_pipe_is_quiet(options: list[str], database_url: str) -> None:
     """Such as that to a pager which was left."""

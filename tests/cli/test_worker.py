@@ -10,10 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
 from fairqueue.cli import processes
+from fairqueue.cli.worker import worker
 from tests import acts
 from tests.cli import COMMAND
 
@@ -193,6 +195,19 @@ def test_several_processes_of_no_worker_are_not_replaced(program: Program) -> No
     assert program.said().count("shop.jobs has no 'none'") == 2
     assert program.said().count("ended with exit code 2: the command line is wrong, so no other one is started") == 2
     assert program.said().count("\n") == 4
+
+
+def test_modules_of_a_project_are_not_taken_for_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though several processes are started in its folder, by the names of modules."""
+    for name in ("click", "queue"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('of the project')")
+    monkeypatch.chdir(tmp_path)
+    commands: list[list[str]] = []
+    monkeypatch.setattr(processes, "supervise", lambda command, _: commands.append(command))
+    monkeypatch.setattr("logging.basicConfig", lambda **_: None)
+    CliRunner().invoke(worker, ["jobs:app", "--processes", "2"], catch_exceptions=False)
+    done = subprocess.run([*commands[0], "--help"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_what_a_module_cannot_import_is_told_in_full(program: Program) -> None:
