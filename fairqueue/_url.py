@@ -24,7 +24,8 @@ def sqlalchemy_url(dsn: str) -> str:
     if not separator or name not in {"postgres", "postgresql"}:
         raise InvalidValue("a database URL must begin with postgresql:// or postgresql+psycopg://")
     url = f"postgresql+psycopg://{rest}"
-    return _without_asyncpg(_made(url)).render_as_string(hide_password=False) if driver == "asyncpg" else url
+    made = _made(url)  # in any case: who reads it next would show it in an error
+    return _without_asyncpg(made).render_as_string(hide_password=False) if driver == "asyncpg" else url
 
 
 def parsed(dsn: str) -> URL:
@@ -41,13 +42,16 @@ def libpq(url: URL) -> str:
 
 def _made(url: str) -> URL:
     try:
-        return make_url(url)
+        made = make_url(url)
     except (ArgumentError, ValueError):
-        # Without the URL: it may hold a password.
+        made = None
+    if made is None or "@" in (made.host or ""):  # the rest of a password, which a driver would show as a host
+        # Without the URL, nor what it was made of: it may hold a password.
         raise InvalidValue(
             "the database URL can't be read; write postgresql://user@host:port/database, with %XX for special"
-            " characters, as in a password"
-        ) from None
+            " characters, such as %40 for an @ in a password"
+        )
+    return made
 
 
 def _without_asyncpg(url: URL) -> URL:

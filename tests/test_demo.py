@@ -179,7 +179,9 @@ def test_a_bad_option_is_named_in_one_line(
     assert named in errors
 
 
-@pytest.mark.parametrize("dsn", ["mysql://localhost", "postgresql://nobody@/nowhere?host=/nowhere"])
+@pytest.mark.parametrize(
+    "dsn", ["mysql://localhost", "postgresql://nobody@/nowhere?host=/nowhere", "postgresql://u:p@s:s3cret@h/d"]
+)
 def test_a_database_out_of_reach_is_one_line(
     dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -191,6 +193,7 @@ def test_a_database_out_of_reach_is_one_line(
     assert output == ""
     assert errors.count("\n") == 1
     assert errors.startswith("fairqueue: ")
+    assert "s3cret" not in errors
 
 
 @pytest.mark.parametrize("error", [run.WorkersGone, tables.CleanupError])

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import itertools
 import json
 import os
 import shutil
@@ -24,7 +25,7 @@ from sqlalchemy import create_engine, text
 import benchmarks.place
 from fairqueue import embedded
 from fairqueue._url import libpq as libpq_of
-from fairqueue._url import parsed
+from fairqueue._url import parsed, sqlalchemy_url
 from fairqueue.embedded import EmbeddedError, _programs
 from fairqueue.embedded._files import trying
 from fairqueue.errors import InvalidValue
@@ -448,11 +449,19 @@ class TestDatabaseUrl:
         assert embedded.sqlalchemy_url(other) == other
 
     def test_what_cannot_be_read_is_not_shown(self) -> None:
-        for scheme in ("postgresql", "postgresql+asyncpg"):
+        places = ("u:s3cret@h:port", "u:p@s:s3cret@h", "u:p@s3cret@h")  # the last two with an @ in the password
+        for scheme, place in itertools.product(("postgresql", "postgresql+asyncpg"), places):
             with pytest.raises(InvalidValue, match=r"^the database URL can't be read") as refused:
-                parsed(f"{scheme}://u:s3cret@h:port/d?ssl=true")
+                sqlalchemy_url(f"{scheme}://{place}/d?ssl=true")
             assert "s3cret" not in str(refused.value)
-            assert refused.value.__suppress_context__
+            assert refused.value.__context__ is None
+
+    @pytest.mark.parametrize("dsn", ["mysql://u:s3cret@h/d", "postgresql://u:p@s3cret@h/d"])
+    def test_the_variable_is_named(self, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("FAIRQUEUE_DSN", dsn)
+        with pytest.raises(EmbeddedError, match=r"^FAIRQUEUE_DSN: .*postgresql://") as refused, embedded.database_url():
+            pass
+        assert "s3cret" not in str(refused.value)
 
     @pytest.mark.parametrize("dsn", ["mysql://h/d", "host=h dbname=d", "postgresqlx://h/d"])
     def test_refuses_what_is_not_postgresql(self, dsn: str) -> None:

@@ -110,8 +110,8 @@ def database_url(*, durable: bool = False) -> Iterator[str]:
 
     ``durable`` chooses between :func:`shared` and :func:`ephemeral`.
     """
-    if dsn := os.environ.get("FAIRQUEUE_DSN"):
-        yield sqlalchemy_url(dsn)
+    if url := _url_in("FAIRQUEUE_DSN"):
+        yield url
         return
     with shared() if durable else ephemeral() as server:
         yield server.url()
@@ -123,6 +123,17 @@ def sqlalchemy_url(dsn: str) -> str:
         return _url.sqlalchemy_url(dsn)
     except ValueError as error:
         raise EmbeddedError(str(error)) from error
+
+
+def _url_in(variable: str) -> str | None:
+    """The same of a variable of the environment; None where it isn't set, or is empty."""
+    dsn = os.environ.get(variable)
+    if not dsn:
+        return None
+    try:
+        return sqlalchemy_url(dsn)
+    except EmbeddedError as error:
+        raise EmbeddedError(f"{variable}: {error}") from None
 
 
 def _scratch(*, in_memory: bool) -> Path:

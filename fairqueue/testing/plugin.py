@@ -24,7 +24,6 @@ server of its own; on a server that is given, each uses databases of its own.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -44,8 +43,8 @@ def fairqueue_server_url() -> Iterator[str]:
     """An SQLAlchemy URL of a server where databases can be created: FAIRQUEUE_TEST_DSN, else an embedded one."""
     from fairqueue import embedded
 
-    if dsn := os.environ.get("FAIRQUEUE_TEST_DSN"):
-        yield embedded.sqlalchemy_url(dsn)
+    if url := embedded._url_in("FAIRQUEUE_TEST_DSN"):
+        yield url
         return
     try:
         server = embedded.ephemeral()

@@ -1,16 +1,19 @@
 """The pytest plugin in projects of its users: that of docs/testing.md, and some that it has to put up with."""
 
+import inspect
 import subprocess
 import sys
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 from sqlalchemy import make_url, text
 from sqlalchemy.orm import Session
 
+from fairqueue.embedded import EmbeddedError
 from fairqueue.testing import plugin
 from tests.alembic.hosts import ATTACHED, INVOICE, Host
 from tests.fixtures.postgres import Postgres, libpq
@@ -302,6 +305,13 @@ class TestInEveryRun:
         result.stdout.fnmatch_lines(
             ["E*FAIRQUEUE_PG_BIN=* does not hold the programs*", "E*FAIRQUEUE_TEST_DSN*"], consecutive=True
         )
+
+    def test_a_url_that_cannot_be_read(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("FAIRQUEUE_TEST_DSN", "postgresql://u:p@s:s3cret@h/d")
+        fixture: Any = inspect.unwrap(plugin.fairqueue_server_url)
+        with pytest.raises(EmbeddedError, match=r"^FAIRQUEUE_TEST_DSN: the database URL can't be read") as error:
+            next(fixture())
+        assert "s3cret" not in str(error.value)
 
     def test_nothing_clashes(self) -> None:
         """No hook, so no option and no marker; and no fixture without our name."""
