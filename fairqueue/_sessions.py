@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     SyncSession = Session | scoped_session[Any]
     AnyAsyncSession = AsyncSession | async_scoped_session[Any]
 
-__all__ = ["BIND", "run_in", "session_of"]
+__all__ = ["BIND", "run_in", "session_of", "unscoped"]
 
 T = TypeVar("T")
 
@@ -26,16 +26,24 @@ T = TypeVar("T")
 BIND = {"mapper": Message}
 
 
+def unscoped(given: Any) -> Any:
+    """What a scoped session stands for; anything else as it is."""
+    return given() if hasattr(given, "session_factory") else given
+
+
 def session_of(given: Any, *, or_connection: bool = False) -> Any:
     """The Session or AsyncSession that is given, or that a scoped one stands for."""
-    session = given() if hasattr(given, "session_factory") else given
+    session = unscoped(given)
     # The async ones by what they have, as importing them would bring asyncio along.
     if isinstance(session, Session) or hasattr(session, "sync_session"):
         return session
     if or_connection and (isinstance(session, Connection) or hasattr(session, "sync_connection")):
         return session
+    wanted = "a Session or an AsyncSession, or a scoped one"
+    if or_connection:
+        wanted += ", or a Connection or an AsyncConnection"
     # Not itself, which may be a URL with a password.
-    raise InvalidValue(f"session must be a Session or an AsyncSession, or a scoped one, not {type(session).__name__}")
+    raise InvalidValue(f"session must be {wanted}, not {type(session).__name__}")
 
 
 def run_in(given: Any, function: Callable[[Session], T], *, or_connection: bool = False) -> T | Coroutine[Any, Any, T]:

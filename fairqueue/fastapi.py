@@ -71,7 +71,13 @@ def session_dependency(engine: AsyncEngine) -> Callable[[], AsyncIterator[AsyncS
 
     What a session of this engine flushes raises fairqueue's errors from now on (:func:`fairqueue.translate_errors`).
     Its objects can still be read after the commit (``expire_on_commit=False``).
+
+    :raises InvalidValue: if the engine is no AsyncEngine.
     """
+    if not isinstance(engine, AsyncEngine):
+        raise InvalidValue(
+            f"engine must be an AsyncEngine, not {type(engine).__name__}: make one by create_async_engine()"
+        )
     translate_errors(engine)
 
     async def session() -> AsyncIterator[AsyncSession]:

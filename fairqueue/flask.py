@@ -97,12 +97,13 @@ class FairQueue:
             db = None
         if db is not None:
             with app.app_context():
-                engine = db.engine
+                engine = db.engines.get(None)  # none where there is nothing but binds
         if isinstance(engine, URL):
             engine = engine.render_as_string(hide_password=False)
         if not isinstance(engine, Engine | str):
             raise InvalidValue(
-                f"engine must be an Engine or a URL, not {engine!r}: give one, or call db.init_app(app) before"
+                f"engine must be an Engine or a URL, not {engine!r}: give one, or set SQLALCHEMY_DATABASE_URI and call"
+                " db.init_app(app) before"
             )
         known = {} if db is None else installations(db.metadata)
         its_own = schema_of(engine.get_execution_options()) if isinstance(engine, Engine) else DEFAULT_SCHEMA

@@ -19,6 +19,7 @@ from typing import Any
 from sqlalchemy import Connection, MetaData, event
 
 from . import schema as _schema
+from ._checks import check_flag
 from .errors import InvalidValue
 
 __all__ = ["attach", "installations"]
@@ -36,10 +37,12 @@ def attach(metadata: MetaData, schema: str = _schema.DEFAULT_SCHEMA, *, manage: 
     :param schema: the PostgreSQL schema for fairqueue's tables and functions, best one of its own.
     :param manage: False where two applications share a queue and the other one's migrations own it: then nothing is
         installed or removed, and autogenerate leaves the schema alone.
+    :raises InvalidValue: if one of them can't be, such as a ``manage`` that is text from the environment.
     """
     if not isinstance(metadata, MetaData):
         raise InvalidValue(f"metadata must be a MetaData, not {metadata!r}: give that of your models, Base.metadata")
     _schema.check_schema_name(schema)
+    check_flag("manage", manage)
     known: dict[str, bool] = metadata.info.setdefault(_KEY, {})
     first = schema not in known
     known[schema] = manage

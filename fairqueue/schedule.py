@@ -14,8 +14,7 @@ message that is urgent and for later can't be expressed::
 
 from __future__ import annotations
 
-import math
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from sqlalchemy import BigInteger, DateTime, func
 
@@ -24,6 +23,9 @@ from ._functions import SchemaFunction
 from .errors import InvalidValue
 
 __all__ = ["Delay", "clock", "dequeue_at"]
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND = timedelta(milliseconds=1)
 
 
 class Delay(float):
@@ -65,7 +67,7 @@ def dequeue_at(
     if delay is not None:
         return Delay(check_seconds("delay", delay))
     if at is not None:
-        return math.floor(check_moment("at", at).timestamp() * 1000)
+        return (check_moment("at", at) - _EPOCH) // _MILLISECOND  # a float may be a millisecond early
     if priority is not None:
         if not is_whole(priority) or not 0 <= priority < 2**62:
             raise InvalidValue(f"priority must be a whole number of 0 or more, not {priority!r}")

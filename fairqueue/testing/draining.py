@@ -45,7 +45,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.util import await_only
 
 from fairqueue._checks import check_count, check_flag, check_name
-from fairqueue._sessions import BIND
+from fairqueue._sessions import BIND, unscoped
 from fairqueue.consuming import dequeue
 from fairqueue.errors import FairqueueError, InvalidValue
 from fairqueue.leases import LeasedMessage, Outcome
@@ -105,8 +105,7 @@ def drain(
         their own.
     """
     __tracebackhide__ = True
-    if hasattr(where, "registry"):
-        where = where()  # the one that a scoped_session or async_scoped_session stands for
+    where = unscoped(where)
     draining = _draining(handler, queue, raises, limit)
     if isinstance(where, Engine):
         return draining.run(where)

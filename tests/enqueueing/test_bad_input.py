@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import Engine, literal, select
+from sqlalchemy import Engine, MetaData, literal, select
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Session, scoped_session, sessionmaker
 
 import fairqueue as fq
 from fairqueue import payloads, roles, schema
+from fairqueue.installation import installations
 from fairqueue.payloads import JSONPayload
 from fairqueue.status import status
 from fairqueue.testing import assert_enqueued, enqueued
@@ -124,14 +125,14 @@ def test_extreme_messages(session: Session, face: str) -> None:
 def test_what_is_no_session(where: Any) -> None:
     """One error at every door, that tells what is wanted, and nothing of a URL."""
     doors: list[Callable[[Any, dict[str, Any]], object]]
-    doors = [*FACES.values(), lambda session, _: fq.check(session), lambda session, _: status(session)]
+    doors = [lambda session, _: fq.check(session), lambda session, _: status(session)]  # which take a connection, too
+    doors += [door for door in FACES.values() if door is not add]
     doors += [lambda session, _: enqueued(session), lambda session, _: assert_enqueued(session)]
-    for door in doors:
-        if door is add:
-            continue
+    for place, door in enumerate(doors):
         with pytest.raises(fq.InvalidValue, match=r"^session must be a Session or an AsyncSession, .* not ") as error:
             door(where, {"channel": "acme"})
         assert str(error.value).endswith(type(where).__name__)
+        assert ("or a Connection" in str(error.value)) == (place < 2)
 
 
 def test_a_connection_is_no_session(engine: Engine) -> None:
@@ -163,6 +164,10 @@ def test_what_is_no_metadata() -> None:
 
     with pytest.raises(fq.InvalidValue, match=r"^metadata must be a MetaData, not <class '.*Base'>: give .* Base.meta"):
         fq.attach(Base)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    metadata = MetaData()
+    with pytest.raises(fq.InvalidValue, match=r"^manage must be True or False, not 'False'$"):
+        fq.attach(metadata, manage="False")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    assert installations(metadata) == {}
 
 
 @pytest.mark.parametrize("wrong", [Session(LOST), AsyncSession(create_async_engine(LOST.url)), "postgresql://u:s@h/d"])

@@ -113,6 +113,11 @@ class TestWhen:
         enqueue(session, channel="acme", at=datetime(1969, 12, 31, 23, 59, 59, 999_100, tzinfo=UTC))
         assert stored(session).dequeue_at == -1
 
+    def test_at_is_to_the_millisecond(self, session: Session, enqueue: Enqueue) -> None:
+        """Also where a float of seconds has no digits for it."""
+        enqueue(session, channel="acme", at=datetime(2038, 1, 19, 3, 14, 8, 2_000, tzinfo=UTC))
+        assert stored(session).dequeue_at == 2**31 * 1000 + 2
+
     @pytest.mark.parametrize("dequeue_at", [0, -5, NOON_MS])
     def test_dequeue_at(self, session: Session, enqueue: Enqueue, dequeue_at: int) -> None:
         enqueue(session, channel="acme", dequeue_at=dequeue_at)

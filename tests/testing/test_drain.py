@@ -367,6 +367,7 @@ class TestFailures:
         ("arguments", "message"),
         [
             ({"where": 1}, "where must be a Session or Engine, or an AsyncSession or AsyncEngine, not int"),
+            ({"where": fq.Message("acme")}, "where must be a Session or Engine, or an AsyncSession or AsyncEngine, "),
             ({"handler": lambda: None}, "a handler must be a function of (message) or (message, session)"),
             ({"handler": asyncio.sleep}, "sleep is async: await drain() with an AsyncSession or AsyncEngine"),
             ({"queue": ""}, "queue must have 1 to 255 characters, not 0"),

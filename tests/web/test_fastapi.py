@@ -10,7 +10,7 @@ import httpx
 import pytest
 from fastapi import Depends, FastAPI, HTTPException
 from fastapi.responses import JSONResponse
-from sqlalchemy import select
+from sqlalchemy import Engine, select
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
@@ -59,6 +59,11 @@ async def test_a_message_commits_with_its_request(
 def test_what_is_no_worker(async_engine: AsyncEngine) -> None:
     with pytest.raises(fq.InvalidValue, match=r"^worker must be a Worker, not AsyncEngine: make one, fq.Worker"):
         with_worker(async_engine)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+def test_what_is_no_async_engine(engine: Engine) -> None:
+    with pytest.raises(fq.InvalidValue, match=r"^engine must be an AsyncEngine, not Engine: .* create_async_engine"):
+        session_dependency(engine)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 async def test_flushes_raise_our_errors(async_engine: AsyncEngine) -> None:

@@ -220,6 +220,12 @@ def test_bad_configuration(host: HostOf, database_url: str, engine: Engine) -> N
         FairQueue(Flask(__name__))
     with pytest.raises(fq.InvalidValue, match="engine must be an Engine or a URL, not MetaData"):
         FairQueue(Flask(__name__), MetaData())  # type: ignore[arg-type]
+    binds_alone = Flask(__name__)
+    binds_alone.config["SQLALCHEMY_BINDS"] = {"archive": database_url}
+    SQLAlchemy(binds_alone)
+    with pytest.raises(fq.InvalidValue, match=r"engine must be an Engine or a URL, not None: .*DATABASE_URI"):
+        FairQueue(binds_alone)
+    FairQueue(binds_alone, engine)
     with pytest.raises(fq.InvalidValue, match="FAIRQUEUE_MANAGE must be True or False, not 'no'"):
         host(database_url, FAIRQUEUE_MANAGE="no")
     with pytest.raises(fq.InvalidValue, match="schema must be a name"):
