@@ -15,10 +15,12 @@ from pathlib import Path
 import psycopg
 import pytest
 from pytest_postgresql.executors import NoopExecutor
+from sqlalchemy import create_engine
 
 from fairqueue.cli.program import program
 from fairqueue.demo import figures, load, queues, report, run, tables, worker
 from fairqueue.demo.command import demo
+from fairqueue.demo.show import _server
 from fairqueue.demo.work import examine
 from fairqueue.testing._databases import Databases
 from tests.fixtures.postgres import libpq
@@ -139,6 +141,36 @@ def test_nothing_is_left_after_ctrl_c(end: signal.Signals, database_url: str, tm
         assert "Traceback" not in errors
     assert contents(database_url) == before
     assert not (tmp_path / "waits.png").exists()
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_second_end_does_not_keep_things_from_being_removed(
+    end: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def handler(*_: object) -> None:
+        raise SystemExit(end)
+
+    removed: list[object] = []
+
+    def migrate(*arguments: object) -> None:
+        signal.raise_signal(end)
+        removed.append(arguments[1])
+
+    monkeypatch.setattr(tables, "_migrate", migrate)
+    before = signal.signal(end, handler)
+    try:
+        tables._remove(create_engine("postgresql+psycopg://"), tables.Place.new(""))
+        assert signal.getsignal(end) is handler, "it isn't ignored for ever"
+    finally:
+        signal.signal(end, before)
+    assert removed == [tables.downgrade]
+
+
+@pytest.mark.parametrize(("dsn", "told"), [("", "embedded, thrown away afterwards"), ("{url}", "at FAIRQUEUE_DSN, ")])
+def test_it_says_whose_server_it_is(dsn: str, told: str, database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variable that is empty names none."""
+    monkeypatch.setenv("FAIRQUEUE_DSN", dsn.format(url=database_url))
+    assert told in _server(tables.Place.new(database_url))
 
 
 def wait_for_results(url: str, process: "subprocess.Popen[str]") -> None:

@@ -6,7 +6,6 @@ The queues run side by side, so that whatever else the machine does hits both al
 from __future__ import annotations
 
 import contextlib
-import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing import get_context
@@ -19,6 +18,7 @@ from fairqueue.errors import FairqueueError
 
 from .load import NOISY, Load
 from .queues import QUEUES
+from .signals import ignored
 from .tables import Place, Result, Upload
 from .worker import work
 
@@ -74,13 +74,9 @@ def _running(place: Place, workers: int, batch: int) -> Iterator[dict[str, list[
     try:
         # Inherited: Ctrl-C, or what else a whole group of processes is sent, is for the demo alone, which then stops
         # its workers. One that died of it while it looked at `stop` would leave that locked.
-        before = {each: signal.signal(each, signal.SIG_IGN) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-        try:
+        with ignored():
             for process in everyone:
                 process.start()
-        finally:
-            for each, handler in before.items():
-                signal.signal(each, handler)
         for _ in everyone:
             while not ready.acquire(timeout=_LOOK):
                 if any(process.exitcode is not None for process in everyone):

@@ -62,7 +62,7 @@ def _announce(console: Console, load: Load, workers: int, batch: int, place: Pla
 def _server(place: Place) -> str:
     with place.engine() as engine, engine.connect() as connection:
         version = str(connection.scalar(text("SHOW server_version"))).split()[0]
-    if "FAIRQUEUE_DSN" in os.environ:
+    if os.environ.get("FAIRQUEUE_DSN"):
         return f"PostgreSQL {version} at FAIRQUEUE_DSN, schemas {place.schema}*"
     return f"PostgreSQL {version}, embedded, thrown away afterwards"
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -27,6 +26,8 @@ from sqlalchemy.schema import CreateSchema, DropSchema
 from fairqueue.alembic import create_fairqueue, drop_fairqueue
 from fairqueue.errors import FairqueueError
 from fairqueue.schema import DEFAULT_SCHEMA, HEAD
+
+from .signals import ignored
 
 _PLACEHOLDER = "fairqueue_demo"
 _NOW = text("clock_timestamp()")
@@ -134,14 +135,12 @@ def installed(url: str) -> Iterator[Place]:
 
 
 def _remove(engine: Engine, place: Place) -> None:
-    interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C would leave things behind
     try:
-        _migrate(engine, downgrade, place)
+        with ignored():  # a second Ctrl-C, or whatever ended it, would leave things behind
+            _migrate(engine, downgrade, place)
     except DBAPIError as error:
         schemas = f"{place.schema} and {place.queue_schema}"
         raise CleanupError(f"the schemas {schemas} may be left behind: {error.orig}") from error
-    finally:
-        signal.signal(signal.SIGINT, interrupt)
 
 
 def _migrate(engine: Engine, revision: Callable[[Place], None], place: Place) -> None:
