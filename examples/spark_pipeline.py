@@ -7,6 +7,7 @@ what every customer got. PostgreSQL is an embedded, throw-away one. What is left
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 import time
@@ -41,7 +42,7 @@ def main(out: Path) -> None:
         from fairqueue.spark.reporting import page, report, summary
     except ModuleNotFoundError as error:
         raise Failed(f"{error.name} is not installed; pip install 'fairqueue[spark]'") from None
-    if shutil.which("java") is None:
+    if not os.environ.get("JAVA_HOME") and shutil.which("java") is None:
         raise Failed("there is no java, which Spark needs: install one of version 17 or later")
     there = {each.name for each in out.glob("*")}
     if there and not {"documents.parquet"} <= there <= LEFT:

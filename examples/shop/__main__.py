@@ -70,6 +70,8 @@ def main() -> None:
             parser.error(f"a port must be from 1 to 65535, not {port}")
         if port and is_open(port):
             parser.error(f"port {port} is taken: name another one, or none to get a free one")
+    if options.web and options.web == options.api:
+        parser.error(f"--web and --api are both {options.web}: name another one, or none to get a free one")
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the last as the terminal is closed
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
             signal.signal(number, lambda *_: stopping.set())

@@ -35,6 +35,7 @@ _NO_RIGHT = "42501"
 _WAYS_OUT = {
     _NO_RIGHT: "the owner of the queue's schema can give rights: `fairqueue grant ROLE observer` to look at it,"
     " `fairqueue grant ROLE operator` to change it",
+    "23505": "somebody else has made the same at this moment: try again",
     "42704": "create it first",
     "55P03": "try again",
     "57014": "try again, or raise statement_timeout",

@@ -6,12 +6,13 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from sqlalchemy import Engine, make_url, text
+from sqlalchemy import Engine, create_engine, make_url, text
 from sqlalchemy.orm import Session
 
 from fairqueue import embedded
@@ -200,6 +201,23 @@ def test_a_schema_that_may_not_be_made(stranger: str) -> None:
     line = complaint("--dsn", stranger, "--schema", "q2", "migrate", code=1)
     assert "permission denied for database" in line
     assert "its owner can GRANT CREATE ON DATABASE" in line
+
+
+def test_a_schema_that_somebody_else_makes(empty_database_url: str) -> None:
+    """At the same moment, by hand; others that migrate are waited for."""
+    engine = create_engine(empty_database_url)
+    waiting = text("SELECT count(*) FROM pg_locks WHERE locktype = 'transactionid' AND NOT granted")
+    with (
+        engine.connect() as other,
+        engine.connect().execution_options(isolation_level="AUTOCOMMIT") as looking,
+        ThreadPoolExecutor() as threads,
+    ):
+        other.execute(text("CREATE SCHEMA fairqueue"))
+        refused = threads.submit(complaint, "--dsn", empty_database_url, "migrate", code=1)
+        acts.wait_until(lambda: looking.execute(waiting).scalar_one())
+        other.commit()
+        assert refused.result(30).endswith("; somebody else has made the same at this moment: try again")
+    engine.dispose()
 
 
 def test_times_that_the_driver_cannot_read(database_url: str) -> None:

@@ -31,7 +31,7 @@ from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
-from examples.shop.__main__ import FAILURES, Part, main, watch
+from examples.shop.__main__ import FAILURES, Part, free_port, main, watch
 from fairqueue import embedded
 from tests.acts import wait_until
 from tests.alembic.hosts import catalog
@@ -343,6 +343,15 @@ def test_what_is_no_port(port: str, capsys: pytest.CaptureFixture[str], monkeypa
     with pytest.raises(SystemExit, match="2"):
         main()
     assert f"a port must be from 1 to 65535, not {port}\n" in capsys.readouterr().err
+
+
+def test_one_port_for_two(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    port = free_port()
+    monkeypatch.setattr(sys, "argv", ["shop", f"--web={port}", f"--api={port}"])
+    monkeypatch.setenv("FAIRQUEUE_DSN", "none")  # or else a server would be started
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert f"--web and --api are both {port}: name another one" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("failures", [1, FAILURES])
