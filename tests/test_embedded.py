@@ -1,6 +1,7 @@
 """The embedded server, for real: each test starts its own, and some kill what they started."""
 
 import contextlib
+import fcntl
 import importlib.util
 import itertools
 import json
@@ -231,6 +232,16 @@ class TestEphemeral:
             assert told["status"] == 0
             assert not gone(Path(told["directory"]))
         assert not Path(told["directory"]).exists()
+
+    def test_stops_while_another_process_looks_at_its_lock(self) -> None:
+        """As one that sweeps does: whose lock it has for a moment is no user."""
+        with embedded.ephemeral() as server, (server.directory / "users").open() as other:
+            fcntl.flock(other, fcntl.LOCK_SH)
+            pid = server.pid
+            server.stop()
+            with pytest.raises(ProcessLookupError):
+                os.kill(pid, 0)
+            assert not server.directory.exists()
 
     def test_another_users_directory_is_not_used(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (tmp_path / f"fairqueue-{os.geteuid()}").symlink_to("/")

@@ -143,17 +143,22 @@ class Server:
 
     def _leave(self) -> None:
         atexit.unregister(self.stop)
-        if self._users is not None:
-            fcntl.flock(self._users, fcntl.LOCK_UN)  # closing it would leave it with children forked from us
-            os.close(self._users)
-            self._users = None
-        with trying(self.directory / "users") as last:
-            if last:
-                self._halt(signal.SIGQUIT if self._temporary else signal.SIGINT)
-            elif self._child is not None:
-                self._child.returncode = 0  # it outlives us on purpose: nothing to wait for, nor to warn of
+        try:
+            if self._temporary:
+                self._halt(signal.SIGQUIT)  # before its lock is free, which a sweep may have for a moment
+        finally:
+            if self._users is not None:
+                fcntl.flock(self._users, fcntl.LOCK_UN)  # closing it would leave it with children forked from us
+                os.close(self._users)
+                self._users = None
         if self._temporary:
             shutil.rmtree(self.directory, ignore_errors=True)
+            return
+        with trying(self.directory / "users") as last:
+            if last:
+                self._halt(signal.SIGINT)
+            elif self._child is not None:
+                self._child.returncode = 0  # it outlives us on purpose: nothing to wait for, nor to warn of
 
     def _launch(self) -> None:
         data, sockets = self.directory / "data", self.directory / "socket"
