@@ -28,7 +28,7 @@ from fairqueue import embedded
 from fairqueue._url import libpq as libpq_of
 from fairqueue._url import parsed, sqlalchemy_url
 from fairqueue.embedded import EmbeddedError, _programs
-from fairqueue.embedded._files import trying
+from fairqueue.embedded._files import locked, trying
 from fairqueue.errors import InvalidValue
 from fairqueue.testing._databases import Databases
 from tests.acts import wait_until
@@ -105,6 +105,10 @@ EPHEMERAL = """
     server = embedded.ephemeral(fast=False)
     pause(pid=server.pid, directory=str(server.directory))
 """
+OUTLIVED = f"""
+    from fairqueue.embedded import _server
+    _server._die_with_us = lambda: None
+{EPHEMERAL}"""
 SHARED = """
     with embedded.shared() as server:
         pause(pid=server.pid, directory=str(server.directory), url=server.url())
@@ -217,6 +221,38 @@ class TestEphemeral:
             assert directory.exists()
             embedded.ephemeral(fast=False).stop()
             assert not directory.exists()
+
+    def test_is_ended_where_it_outlives_its_process(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As on macOS, where nobody tells it of that death."""
+        monkeypatch.setenv("TMPDIR", str(home))
+        monkeypatch.setattr(tempfile, "tempdir", str(home))
+        with Program(OUTLIVED) as owner:
+            told = owner.told()
+            directory = Path(told["directory"])
+            try:
+                with psycopg.connect(host=str(directory / "socket"), user="postgres", autocommit=True) as connection:
+                    owner.kill()
+                    connection.execute("SELECT 1")
+                    embedded.ephemeral(fast=False).stop()
+                    with pytest.raises(psycopg.OperationalError):
+                        connection.execute("SELECT 1")
+                assert not directory.exists()
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(told["pid"], signal.SIGQUIT)
+
+    def test_nobody_else_is_taken_for_such_a_server(self, tmp_path: Path) -> None:
+        data = tmp_path / "server-x" / "data"
+        data.mkdir(parents=True)
+        with subprocess.Popen(["sleep", "600"]) as other:
+            try:
+                (data / "postmaster.pid").write_text(f"{other.pid}\n{data}\n")
+                with locked(data.parent / "server"):  # by whom it can't know
+                    embedded._sweep(tmp_path)
+                assert other.poll() is None
+                assert data.exists()
+            finally:
+                other.kill()
 
     def test_stops_at_the_exit_of_its_process_but_not_of_a_forked_child(self) -> None:
         forking = """

@@ -46,7 +46,7 @@ from fairqueue.embedded._files import (
     trying,
 )
 from fairqueue.embedded._programs import find_binaries, usable_programs
-from fairqueue.embedded._server import Server
+from fairqueue.embedded._server import Server, ended
 
 __all__ = [
     "EmbeddedError",
@@ -76,7 +76,8 @@ def ephemeral(*, fast: bool = True, settings: Mapping[str, str] = {}, tcp: bool 
     """Start a throw-away server; it goes with the ``with`` block, ``stop()``, or the program.
 
     It dies with this process even on SIGKILL (on Linux, where it is the thread calling this that counts: call
-    it from the main one), and the next call removes the directory that was left behind.
+    it from the main one); on macOS it is the next call that ends it then. That also removes the directory that was left
+    behind.
 
     ``fast=True`` gives up durability and, where there is room, keeps the data in memory; ``fast=False`` has
     PostgreSQL's own settings, on disk. ``tcp=True`` listens on 127.0.0.1 too, with a password.
@@ -148,8 +149,5 @@ def _sweep(base: Path) -> None:
     for directory in base.glob("server-*"):
         # suppressed: its owner removes it at this moment
         with contextlib.suppress(FileNotFoundError), trying(directory / "users") as unused:
-            if not unused:
-                continue
-            with trying(directory / "server") as dead:
-                if dead:
-                    shutil.rmtree(directory, ignore_errors=True)
+            if unused and ended(directory):
+                shutil.rmtree(directory, ignore_errors=True)

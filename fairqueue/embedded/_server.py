@@ -21,6 +21,7 @@ from fairqueue.embedded._files import ELSEWHERE, EmbeddedError, locked, trying
 from fairqueue.embedded._programs import Programs
 
 _PATIENCE = 60.0  # seconds for a start or a stop
+_IMMEDIATELY = 10.0  # and for a stop by SIGQUIT, at which PostgreSQL itself has patience for 5
 _SOCKET_PATH_BYTES = 103  # on the strictest system
 _PR_SET_PDEATHSIG = 1
 
@@ -258,8 +259,7 @@ class Server:
             self._child.wait()  # at once: it is dead
 
     def _dead(self) -> bool:
-        with trying(self.directory / "server") as free:
-            return free
+        return _none_lives(self.directory)
 
     def _ready(self) -> bool:
         """Ready by its own account, the eighth line of postmaster.pid, which a crash leaves behind, and listening."""
@@ -276,8 +276,37 @@ class Server:
             return []
 
 
-def _wait(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + _PATIENCE
+def ended(directory: Path) -> bool:
+    """End the server there, which nobody uses any more; whether no process of it lives.
+
+    One outlives its owner where the kernel doesn't tell it of that death, as on macOS.
+    """
+    if not _none_lives(directory) and (pid := _orphan(directory / "data")):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGQUIT)
+        _wait(lambda: _none_lives(directory), _IMMEDIATELY)
+    return _none_lives(directory)
+
+
+def _orphan(data: Path) -> int | None:
+    """The postmaster on ``data``, by the file that it writes and by its command line: in another container the same
+    number is another process, and that of one which is dead may have become another's."""
+    try:
+        pid = int((data / "postmaster.pid").read_text().split("\n")[0])
+        ps = ["ps", "-ww", "-o", "command=", "-p", str(pid)]
+        found = subprocess.run(ps, capture_output=True, check=False).stdout
+    except (OSError, ValueError):  # no such file, or none that is whole; or no ps
+        return None
+    return pid if b" -D %b " % os.fsencode(data) in found else None
+
+
+def _none_lives(directory: Path) -> bool:
+    with trying(directory / "server") as free:
+        return free
+
+
+def _wait(condition: Callable[[], bool], patience: float = _PATIENCE) -> None:
+    deadline = time.monotonic() + patience
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.005)
 
