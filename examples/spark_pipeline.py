@@ -43,7 +43,7 @@ def main(out: Path) -> None:
     except ModuleNotFoundError as error:
         raise Failed(f"{error.name} is not installed; pip install 'fairqueue[spark]'") from None
     if not os.environ.get("JAVA_HOME") and shutil.which("java") is None:
-        raise Failed("there is no java, which Spark needs: install one of version 17 or later")
+        raise Failed("there is no java, which Spark needs: install one of version 17 or later, or set JAVA_HOME")
     there = {each.name for each in out.glob("*")}
     if there and not {"documents.parquet"} <= there <= LEFT:
         raise Failed(f"--out: {str(out)!r} has something that this demo hasn't made, and would be lost: name another")
