@@ -33,7 +33,7 @@ def test_another_dequeue_is_another_statement() -> None:
 
 
 ACTS: dict[str, Callable[[Session, int], Any]] = {
-    "enqueue_many": lambda session, n: fq.enqueue_many(session, [{"channel": f"c{n}", "payload": n}] * n),
+    "enqueue_many": lambda session, n: fq.enqueue_many(session, [{"channel": f"c{n}", "payload": i} for i in range(n)]),
     "enqueue_many, rarely": lambda session, n: fq.enqueue_many(session, [{"channel": f"c{n}", "max_attempts": n}]),
     "enqueue_many with keys": lambda session, n: fq.enqueue_many(session, [{"channel": f"c{n}", "key": f"k{n}"}]),
     "enqueue_unique": lambda session, n: fq.enqueue_unique(session, f"c{n}", {"n": n}, key=f"k{n}"),

@@ -161,7 +161,8 @@ class TestPlaces:
         assert "secret" not in repr(Place(url="postgresql://secret@db/app"))
         with pytest.raises(InvalidValue, match=r"^the database URL can't be read") as refused:
             Place(url="postgresql://app:hunter2@db:port/app")
-        assert refused.value.__suppress_context__
+        assert refused.value.__cause__ is None
+        assert refused.value.__context__ is None
         assert "hunter2" not in str(refused.value)
 
     def test_settings(self, database_url: str, tmp_path: Path) -> None:
