@@ -27,8 +27,10 @@ import posixpath
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Literal
+
+from .paths import PLACE, absolute
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -53,8 +55,6 @@ _AS_JSON = {
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss[.SSSSSS][XXX]",
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss[.SSSSSS]",
 }
-#: What a URL has before its path.
-_PLACE = "^[^/:]+:(//[^/]*)?"
 
 
 @dataclass(frozen=True)
@@ -151,9 +151,7 @@ def read_files(spark: SparkSession, path: str, format: Format | None = None) -> 
     if kind != "files":
         settings = {"csv": _CSV, "json": _JSON}.get(kind, {})
         return spark.read.format(kind).options(**settings).load(path)
-    if not re.match(_PLACE, path):
-        # Its depth has to be known; and the JVM may be in another folder than this process.
-        path = str(Path(path).absolute())
+    path = absolute(path)  # its depth has to be known
     files = spark.read.format("binaryFile").option("recursiveFileLookup", "true").load(path)
     return files.select(
         "path",
@@ -169,8 +167,8 @@ def _folder(path: str) -> Column:
     """The first folder below a path, which is an absolute one or a URL, and may have wildcards: by its depth."""
     from pyspark.sql import functions as sf
 
-    depth = len([part for part in posixpath.normpath("/" + re.sub(_PLACE, "", path)).split("/") if part])
-    parts = sf.split(sf.regexp_replace("path", _PLACE + "/", ""), "/")
+    depth = len([part for part in posixpath.normpath("/" + re.sub(PLACE, "", path)).split("/") if part])
+    parts = sf.split(sf.regexp_replace("path", PLACE + "/", ""), "/")
     return sf.when(sf.size(parts) > depth + 1, sf.get(parts, depth))
 
 

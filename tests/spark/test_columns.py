@@ -132,7 +132,9 @@ class TestSchema:
     def test_binary_with_a_comment_is_binary(self) -> None:
         """Which Spark hands over as metadata of the column."""
         doc = pa.field("doc", pa.binary(), metadata={b"SPARK::metadata::json": b'{"comment": "a scan"}'})
-        Columns(pa.schema([("channel", pa.string()), ("payload", pa.struct([doc]))]))
+        schema = pa.schema([("channel", pa.string()), ("payload", pa.struct([doc]))])
+        batch = pa.RecordBatch.from_pylist([{"channel": "acme", "payload": {"doc": b"\x0c"}}], schema)
+        assert Columns(schema).staged(batch).to_pylist()[0]["payload"] == b'\x01{"doc": "0c"}'
 
     @pytest.mark.parametrize(
         ("names", "options", "told"),

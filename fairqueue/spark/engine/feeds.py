@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 from fairqueue.errors import FairqueueError, InvalidValue
 
 from .place import Place
-from .reading import Selection, fetch, horizon
+from .reading import Selection, fetch, horizon, literal
 
 if TYPE_CHECKING:
     import psycopg
@@ -142,7 +142,7 @@ class Feed:
         if cursor is not None and cursor > (start.xid, start.message_id):
             raise FairqueueError(
                 f"feed {self._name!r} has read on from there, so that history may be dropped before it is read again:"
-                f" name another feed, begin with the latest, or first SELECT feed_forget('{self._name}')"
+                f" name another feed, begin with the latest, or first SELECT feed_forget({literal(str(self._name))})"
             )
         self.move(start)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,6 +11,7 @@ from pyspark import StorageLevel
 from pyspark.sql import functions as sf
 
 from fairqueue.errors import InvalidValue
+from fairqueue.spark.paths import absolute
 from fairqueue.spark.schemas import REPORT
 
 from . import figures, tenants
@@ -81,8 +81,7 @@ def report(
     length = microseconds(parse_window(window))
     check_order(since, until)
     start, end = moment("since", since), moment("until", until)
-    if not re.match(r"[A-Za-z][\w+.-]+:/", str(path)):
-        path = Path(path).absolute()  # the JVM may be in another folder than this process
+    path = absolute(str(path))
     _check_replaceable(Path(path))
     if start is not None:
         history = history.where(sf.col("finished_at") >= sf.timestamp_micros(sf.lit(start)))
@@ -97,11 +96,11 @@ def report(
         extent = _extent(rows, now=live is not None)
         period, known = extent.period(start, end, length)
         exact = extent.rows <= exact_rows
-        written = _write(rows, str(path).rstrip("/"), weights, period, known, exact=exact)
+        written = _write(rows, path.rstrip("/"), weights, period, known, exact=exact)
     finally:
         rows.unpersist()
     return Report(
-        str(path),
+        path,
         period.time(period.start),
         period.time(period.end),
         timedelta(microseconds=length),
