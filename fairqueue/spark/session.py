@@ -14,11 +14,12 @@ On a cluster, make the session as you always do and register the data source you
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from .worker_python import worker_python
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -59,15 +60,14 @@ def local_session(
         there.dataSource.register(FairQueueDataSource)
         yield there
         return
-    # Otherwise the workers take the first python3 on PATH, which may know nothing of this package.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     cores = os.cpu_count() or 1
     builder = SparkSession.builder.master(master).appName("fairqueue").config("spark.driver.memory", memory)
     for name, value in {**_SETTINGS, "spark.sql.shuffle.partitions": str(2 * cores), **(settings or {})}.items():
         builder = builder.config(name, value)
-    spark = builder.getOrCreate()
+    with worker_python(master):
+        spark = builder.getOrCreate()
     spark.dataSource.register(FairQueueDataSource)
     try:
         yield spark
