@@ -1,5 +1,6 @@
 """Short words for limits: setting them, each in a transaction of its own, and serving for longer than a test takes."""
 
+import time
 from typing import Any
 
 from sqlalchemy.orm import Session
@@ -7,8 +8,10 @@ from sqlalchemy.orm import Session
 import fairqueue as fq
 from tests.acts import lease_of, take
 
-#: When the clock stands, in Unix milliseconds.
-NOW = 1_800_000_000_000
+_DAY = 86_400_000
+#: When the clock stands, in Unix milliseconds: tomorrow at noon. That is later than all that the real clock says while
+#: tests run, and the partitions of that day's history are there, so that not each test has to make them.
+NOW = (int(time.time() * 1000) // _DAY + 1) * _DAY + _DAY // 2
 #: Longer than the clock is moved by.
 LEASE = 10_000_000
 

@@ -30,9 +30,9 @@ from tests.acts import (
 )
 from tests.fixtures.connections import Raw
 from tests.invariants import check_invariants
+from tests.limiting import NOW
 from tests.observing import observer, value, waits_for_a_lock
 
-NOW = 1_800_000_000_000
 HOUR = 3_600_000
 LEASE = 1_000_000
 

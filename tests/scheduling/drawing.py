@@ -12,7 +12,6 @@ from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from tests.reference import BLOCKED, Entry, Policy
 
-START = 1_800_000_000_000
 HOUR = 3_600_000
 DAY = 24 * HOUR
 LEASE = HOUR

@@ -17,13 +17,13 @@ from sqlalchemy.orm import Session
 import fairqueue as fq
 from tests.acts import lease_of, move_clock, plan_ahead, stop_clock, truncate
 from tests.invariants import check_invariants
+from tests.limiting import NOW
 from tests.reference import BLOCKED, Entry, Policy, Reference
 from tests.scheduling.drawing import (
     DAY,
     HOUR,
     LEASE,
     NAMES,
-    START,
     Known,
     costs,
     delays,
@@ -45,8 +45,8 @@ class QueueMachine(RuleBasedStateMachine):
     @initialize(plans=st.booleans())
     def begin(self, plans: bool) -> None:
         truncate(self.engine)
-        stop_clock(self.engine, START)
-        self.now = START
+        stop_clock(self.engine, NOW)
+        self.now = NOW
         self.session = Session(self.engine, expire_on_commit=False)
         self.plans = plans
         self.reference = Reference(plans)
