@@ -16,7 +16,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from .records import Record
 from .systems import LIMIT, OURS, SYSTEMS
 
-__all__ = ["draw"]
+__all__ = ["draw", "figure_of"]
 
 #: Okabe and Ito's, which the colour-blind can tell apart; a system has its colour in all pictures.
 _OURS, _LIMIT, _GREY = "#0072b2", "#d55e00", "#444444"
@@ -35,19 +35,27 @@ Height = Callable[[Record], float]
 
 def draw(folder: Path, name: str, records: Iterable[Mapping[str, Any]]) -> list[str]:
     """Draw what there is to draw of a scenario; the names of the files."""
+    figure = figure_of(name, records)
+    if figure is None:
+        return []
+    path = folder / f"{name}.png"
+    # Nothing of the machine, nor of the time, so that the same figures are the same file.
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+    return [path.name]
+
+
+def figure_of(name: str, records: Iterable[Mapping[str, Any]]) -> Figure | None:
+    """The picture of a scenario; None where there is nothing to draw."""
     found = [Record.from_dict(values) for values in records]
     if name not in _PICTURES or not found:
-        return []
+        return None
     # 800 points wide: in a page of 800 pixels, letters are as large as they say.
     figure = Figure(figsize=(800 / 72, 330 / 72), layout="constrained")
     FigureCanvasAgg(figure)
     if not _PICTURES[name](figure, found):
-        return []
-    path = folder / f"{name}.png"
+        return None
     _legend(figure)
-    # Nothing of the machine, nor of the time, so that the same figures are the same file.
-    figure.savefig(path, dpi=110, metadata={"Software": None})
-    return [path.name]
+    return figure
 
 
 def _fairness(figure: Figure, records: Sequence[Record]) -> bool:
@@ -67,10 +75,11 @@ def _fairness(figure: Figure, records: Sequence[Record]) -> bool:
 
 def _enqueueing(figure: Figure, records: Sequence[Record]) -> bool:
     axes = figure.subplots()
-    _bars(axes, [r for r in _of_first_payload(records) if r.case["synchronous_commit"] == "off"], _ratio)
+    chosen = [r for r in _of_first_payload(records) if r.case["synchronous_commit"] == "off"]
+    _bars(axes, chosen, _ratio)
     _one(axes)
     _title(axes, "synchronous_commit off", "rate, over the same INSERT\ninto a bare table")
-    return True
+    return bool(chosen)
 
 
 def _spark(figure: Figure, records: Sequence[Record]) -> bool:
@@ -168,7 +177,7 @@ def _open_enqueuers(figure: Figure, records: Sequence[Record]) -> bool:
         if name != "share of eligible messages served meanwhile":
             axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         _title(axes, title, "")
-    return True
+    return any(r.figure in figures for r in records)
 
 
 def _latency(figure: Figure, records: Sequence[Record]) -> bool:
@@ -200,7 +209,7 @@ def _cost(figure: Figure, records: Sequence[Record]) -> bool:
             _logarithmic(axes, 0.5)
         _one(axes)
         _title(axes, title, f"of a message, over {LIMIT}")
-    return True
+    return any(r.figure in panels for r in records)
 
 
 def _peers(figure: Figure, records: Sequence[Record]) -> bool:

@@ -11,6 +11,9 @@ from collections.abc import Callable
 from multiprocessing import get_context
 from typing import Any
 
+#: Children of ours would share our connections. These are those of a process that has imported what they need, once.
+_CONTEXT = get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["benchmarks.consumers", "benchmarks.workers"])
 #: Seconds in which an answer has to come; nothing that is measured takes as long.
 _PATIENCE = 300.0
 
@@ -23,9 +26,8 @@ class Child:
     """One process. It is there at once; the first `receive` waits until it has started."""
 
     def __init__(self, main: Callable[..., None], *args: Any) -> None:
-        context = get_context("spawn")  # a forked one would share our connections
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=main, args=(theirs, *args), daemon=True)
+        self._pipe, theirs = _CONTEXT.Pipe()
+        self._process = _CONTEXT.Process(target=main, args=(theirs, *args), daemon=True)
         # Inherited: Ctrl-C is for us, and we end it.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:

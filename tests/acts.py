@@ -15,24 +15,22 @@ from fairqueue import schema
 from fairqueue.testing import Clock
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-TABLES = ", ".join(
-    f"fairqueue.{name}"
-    for name in (
-        "message",
-        "dead_message",
-        "history",
-        "channel",
-        "queue",
-        "lane",
-        "plan",
-        "taken",
-        "rotation",
-        "signal",
-        "load",
-        "stage",
-        "feed",
-        "dropped",
-    )
+#: Those first whose triggers leave signals.
+TABLES = (
+    "message",
+    "channel",
+    "queue",
+    "dead_message",
+    "history",
+    "lane",
+    "plan",
+    "taken",
+    "rotation",
+    "signal",
+    "load",
+    "stage",
+    "feed",
+    "dropped",
 )
 
 
@@ -153,7 +151,12 @@ def count(connection: psycopg.Connection[TupleRow], query: str) -> int:
     return int(row[0])
 
 
-def truncate(engine: Engine) -> None:
-    """As after a fresh installation, ids from 1."""
+def clear(engine: Engine) -> None:
+    """As after a fresh installation, ids from 1. Not by TRUNCATE, after which every session plans everything anew."""
+    statements = [f"DELETE FROM fairqueue.{table};" for table in TABLES]
+    statements += [
+        f"PERFORM setval(pg_get_serial_sequence('fairqueue.{table}', 'id'), 1, false);"
+        for table in ("message", "dropped")
+    ]
     with engine.begin() as connection:
-        connection.execute(text(f"TRUNCATE {TABLES} RESTART IDENTITY"))
+        connection.execute(text(f"DO $$ BEGIN {' '.join(statements)} END $$"))

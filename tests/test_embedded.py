@@ -328,9 +328,9 @@ class TestShared:
         with pytest.raises(EmbeddedError, match="was made by PostgreSQL 9"):
             embedded.shared()
 
-    @pytest.mark.parametrize("name", ["a b", "a+b", "a%20b", "ü"])
-    def test_a_home_of_any_name(self, home: Path, name: str) -> None:
+    def test_a_home_of_any_name(self, home: Path) -> None:
         """The socket is in it, so its name is in the addresses, for libpq and for SQLAlchemy."""
+        name = "a b+c%20ü"
         with embedded.shared(home / name) as server:
             assert name in server.socket_directory
             for url in (server.dsn, server.url(), libpq_of(parsed(server.dsn)), libpq_of(parsed(server.url()))):

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from functools import cache
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
 
@@ -59,6 +60,11 @@ def brought(extra: str) -> set[str]:
     return found
 
 
+#: Of everything that is installed here, which takes a while to look up.
+modules = cache(packages_distributions)
+
+
+@pytest.mark.xdist_group("extras")
 @pytest.mark.parametrize(
     ("extra", "code"),
     [
@@ -81,11 +87,7 @@ def test_extra_brings_what_it_takes(extra: str, code: str) -> None:
     if extra == "spark-worker":
         pytest.importorskip("adbc_driver_postgresql")  # all others are among what the tests are locked to
     here = brought(extra)
-    away = [
-        module
-        for module, names in packages_distributions().items()
-        if not here & {canonicalize_name(name) for name in names}
-    ]
+    away = [module for module, names in modules().items() if not here & {canonicalize_name(name) for name in names}]
     subprocess.run([sys.executable, "-c", f"import sys; sys.modules |= dict.fromkeys({away})\n{code}"], check=True)
 
 

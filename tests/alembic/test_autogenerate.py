@@ -1,6 +1,5 @@
 """What autogenerate and `alembic check` make of fairqueue in a host's own history, and that it runs."""
 
-import itertools
 import re
 import textwrap
 from collections.abc import Iterator
@@ -61,10 +60,16 @@ def clean_registry() -> Iterator[None]:
     registry.clear()  # type: ignore[no-untyped-call]
 
 
-# On the asynchronous drivers, only that the operations run at all can differ.
+# All pairs. On the asynchronous drivers, only that the operations run at all can differ.
 HOSTS = [
-    *itertools.product(["psycopg"], ["", SCHEMAS], ["", OUR_MODELS_TOO], ["", REWRITER, UTILS]),
-    *itertools.product(["psycopg_async", "asyncpg"], [SCHEMAS], [OUR_MODELS_TOO], [REWRITER, UTILS]),
+    ("psycopg", "", "", ""),
+    ("psycopg", SCHEMAS, OUR_MODELS_TOO, ""),
+    ("psycopg", "", OUR_MODELS_TOO, REWRITER),
+    ("psycopg", SCHEMAS, "", REWRITER),
+    ("psycopg", "", "", UTILS),
+    ("psycopg", SCHEMAS, OUR_MODELS_TOO, UTILS),
+    ("psycopg_async", SCHEMAS, OUR_MODELS_TOO, REWRITER),
+    ("asyncpg", SCHEMAS, OUR_MODELS_TOO, UTILS),
 ]
 
 

@@ -205,7 +205,7 @@ def test_typed_functions(connection: Connection, version_2: pytest.MonkeyPatch) 
             create_fairqueue("1")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["My Q", "it's", 'a"b', "a%b", "a:b", '":x', "$q$", "ü", "select"])
+@pytest.mark.parametrize("name", ["My Q's $q$", 'a%b":x', "ü:b", "select"])
 def test_any_schema_name(connection: Connection, name: str) -> None:
     """A schema may be called anything, and what is called is what there is."""
     run(connection, move(0, 1, name))

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -45,3 +46,14 @@ def work_late(url: str, lease: float, completes_first: bool, pipe: "Connection[A
         else:
             connection.rollback()
         pipe.send(result)
+
+
+def take_and_hang(url: str, ready: Any) -> None:
+    """A worker that leases messages, begins to complete one, and hangs."""
+    with psycopg.connect(libpq(url)) as connection:
+        rows = connection.execute("SELECT id, attempt FROM fairqueue.message_dequeue('default', 20, 3600)").fetchall()
+        connection.commit()
+        id_, attempt = rows[0]
+        connection.execute("SELECT * FROM fairqueue.message_complete(ARRAY[%s], ARRAY[%s])", (id_, attempt))
+        ready.set()
+        time.sleep(3600)

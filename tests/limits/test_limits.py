@@ -21,7 +21,7 @@ Lease = fq.LeasedMessage
 End = Callable[[Session, Lease], object]
 
 
-pytestmark = pytest.mark.usefixtures("clock_that_stands")
+pytestmark = [pytest.mark.usefixtures("clock_that_stands"), pytest.mark.shared_database]
 
 
 # Where a limit may be set, with the same effect on a channel that is alone

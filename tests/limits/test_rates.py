@@ -12,11 +12,11 @@ from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
-from tests.acts import complete, drain, move_clock, put, put_all, sql, take, truncate
+from tests.acts import clear, complete, drain, move_clock, put, put_all, sql, take
 from tests.invariants import check_invariants
 from tests.limiting import LEASE, NOW, leases, limit, limit_queue, serve
 
-pytestmark = pytest.mark.usefixtures("clock_that_stands")
+pytestmark = [pytest.mark.usefixtures("clock_that_stands"), pytest.mark.shared_database]
 
 
 class Gcra:
@@ -44,7 +44,7 @@ class TestRate:
     def test_is_gcra(
         self, engine: Engine, session: Session, interval: int, burst: int, steps: list[tuple[float, int]]
     ) -> None:
-        truncate(engine)
+        clear(engine)
         move_clock(session, now := NOW)
         put(session, "acme", 100)
         limit(session, release_interval_ms=interval, burst=burst)

@@ -71,11 +71,13 @@ class Traffic:
                 session.commit()
                 session.merge(fq.Queue("default", max_concurrency=choose.choice([None, 4, 9]), max_attempts=10_000))
                 session.commit()
+                self.done.wait(0.005)  # to leave time to the others
 
     def repair(self) -> None:
         with self.session() as session:
             while not self.done.is_set():
                 sql(session, "SELECT fairqueue.queue_repair()")
+                self.done.wait(0.005)
 
 
 @pytest.fixture

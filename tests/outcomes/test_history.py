@@ -143,7 +143,7 @@ class TestRows:
 class TestCost:
     @pytest.fixture
     def full(self, engine: Engine, session: Session) -> list[int]:
-        """39 partitions with 200,000 rows, and 200 leased messages."""
+        """39 partitions with 40,000 rows, and 200 leased messages."""
         start = clock(session)
         for day in range(-30, 1, 7):
             stop_clock(engine, start + day * DAY)
@@ -151,7 +151,7 @@ class TestCost:
         insert = (
             "INSERT INTO fairqueue.history (message_id, queue, channel, outcome, attempt, cost, dequeue_at, created_at,"
             " finished_at) SELECT g, 'default', 'acme', 'completed', 1, 1, 0, 'epoch',"
-            " fairqueue.clock() - (g % 30) * interval '1 day' FROM generate_series(1000, 201000) g"
+            " fairqueue.clock() - (g % 30) * interval '1 day' FROM generate_series(1000, 41000) g"
         )
         sql(session, insert)
         sql(session, "INSERT INTO fairqueue.queue (name) SELECT 'q' || g FROM generate_series(1, 1000) g")

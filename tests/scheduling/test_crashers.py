@@ -19,9 +19,9 @@ from tests.faults.workers import work_until_killed
 from tests.fixtures.connections import Raw
 from tests.invariants import check_invariants
 
-CRASHERS, ATTEMPTS = 200, 2
+CRASHERS, ATTEMPTS = 80, 2
 #: By as many real processes; the other crashes differ from these only in that no process is there to die.
-KILLED = 20
+KILLED = 8
 #: In seconds; each dequeue takes one. An odd number, so that leases run out when it is the other tenant's turn.
 LEASE = 61
 

@@ -12,7 +12,7 @@ from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
-from tests.acts import lease_of, put, sql, truncate
+from tests.acts import clear, lease_of, put, sql
 from tests.fixtures.connections import Raw
 from tests.invariants import check_invariants
 from tests.observing import buffers, value
@@ -178,7 +178,7 @@ def test_what_is_not_held_is_served_as_if_that_were_all(
     engine: Engine, other: psycopg.Connection, backlog: list[tuple[str, int, bool]], sizes: list[int]
 ) -> None:
     """In turns, each channel's in its order, as much as is asked for; and the rest when it is held no more."""
-    truncate(engine)
+    clear(engine)
     with Session(engine) as session:
         free: dict[str, deque[int]] = {}
         held: list[int] = []

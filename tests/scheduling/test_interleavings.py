@@ -11,6 +11,8 @@ import fairqueue as fq
 from tests.acts import clock, drain, expire, lease_of, put, sql, take
 from tests.invariants import check_invariants
 
+pytestmark = pytest.mark.shared_database
+
 
 def insert(connection: psycopg.Connection, channel: str, at: int | None = None) -> int:
     row = connection.execute(
@@ -61,7 +63,7 @@ def the_channel_waits(session: Session) -> None:
 
 
 def many_transactions_pass(session: Session) -> None:
-    for number in range(100):
+    for number in range(70):
         put(session, f"other{number % 3}", 1)
         take(session, 2)
 

@@ -16,8 +16,8 @@ from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
-from tests.acts import complete, drain, expire, lease_of, one_by_one, plan_ahead, sql, truncate
-from tests.fixtures.postgres import libpq
+from tests.acts import clear, complete, drain, expire, lease_of, one_by_one, plan_ahead, sql
+from tests.fixtures.connections import Raw
 from tests.invariants import check_invariants
 from tests.scheduling.drawing import run_machine
 
@@ -36,15 +36,17 @@ def has_leases(machine: "OpenTransactions") -> bool:
 
 class OpenTransactions(RuleBasedStateMachine):
     engine: ClassVar[Engine]
+    producers: ClassVar[list[psycopg.Connection]]
+    operator: ClassVar[psycopg.Connection]
+    #: Who edits.
+    user: ClassVar[psycopg.Connection]
+    #: Who writes nothing of the queue's.
+    stranger: ClassVar[psycopg.Connection]
 
     @initialize(plans=st.booleans())
     def begin(self, plans: bool) -> None:
-        truncate(self.engine)
+        clear(self.engine)
         self.session = Session(self.engine, expire_on_commit=False)
-        dsn = libpq(self.engine.url.render_as_string(hide_password=False))
-        #: Producers; an operator, and a user who edits; and who writes nothing of the queue's.
-        self.producers = [psycopg.connect(dsn) for _ in range(3)]
-        self.operator, self.user, self.stranger = (psycopg.connect(dsn) for _ in range(3))
         self.leases: dict[int, fq.LeasedMessage[Any]] = {}
         self.held = False
         sql(self.session, "SELECT fairqueue.queue_set('default', max_attempts => 1000000, backoff => 0)")
@@ -58,8 +60,6 @@ class OpenTransactions(RuleBasedStateMachine):
             try:
                 self.all_is_served()
             finally:
-                for connection in (*self.producers, self.operator, self.user, self.stranger):
-                    connection.close()
                 self.session.close()
 
     def all_is_served(self) -> None:
@@ -193,8 +193,10 @@ class OpenTransactions(RuleBasedStateMachine):
 
 
 @pytest.fixture
-def machine(engine: Engine) -> type[OpenTransactions]:
+def machine(engine: Engine, raw: Raw, database_url: str) -> type[OpenTransactions]:
     OpenTransactions.engine = engine
+    OpenTransactions.producers = [raw(database_url) for _ in range(3)]
+    OpenTransactions.operator, OpenTransactions.user, OpenTransactions.stranger = (raw(database_url) for _ in range(3))
     return OpenTransactions
 
 

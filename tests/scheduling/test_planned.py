@@ -9,7 +9,7 @@ from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
-from tests.acts import lease_of, move_clock, one_by_one, plan_ahead, put, sql, truncate
+from tests.acts import clear, lease_of, move_clock, one_by_one, plan_ahead, put, sql
 from tests.fixtures.connections import Raw
 from tests.invariants import check_invariants
 from tests.limiting import NOW, leases, limit
@@ -210,7 +210,7 @@ def test_a_new_channel_is_served_next(session: Session, clock_that_stands: None,
         twins.put(channel, [1] * 10)
     channels = [channel for _ in range(-(-20 // limit)) for channel, _ in twins.serve(limit)]
     assert max(channels.index(channel) for channel in quiet) < 19
-    twins.drain(limit, 600)
+    twins.drain(max(limit, 50), 600)
 
 
 @pytest.mark.parametrize("policy", [Policy(max_concurrency=1), Policy(interval=20), Policy(paused_until=NOW + 30)])
@@ -242,7 +242,7 @@ def test_a_channel_with_limits_beside_planned_ones(session: Session, clock_that_
 def orders(engine: Engine, session: Session, raw: psycopg.Connection) -> Iterator[list[int]]:
     """What is served with a plan, and without one, while somebody else holds three messages, and when they are free."""
     for ahead in (64, 0):
-        truncate(engine)
+        clear(engine)
         for channel in "abcdef":
             put(session, channel, 15)
         order = [message.id for message in lease_of(session, 5)]

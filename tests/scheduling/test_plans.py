@@ -195,15 +195,15 @@ def test_most_turns_leave_no_entry_in_an_index(raw: Raw, database_url: str) -> N
 
 
 def test_channels_at_their_limits_cost_a_dequeue_nothing(raw: Raw, database_url: str) -> None:
-    """6,000 that are at their max_concurrency, ahead of their rate, or waiting for their hour, beside 100 others."""
+    """2,100 that are at their max_concurrency, ahead of their rate, or waiting for their hour, beside 100 others."""
     connection = raw(database_url)
     connection.autocommit = True
     without_autovacuum(connection)
-    crowd(connection, "capped", 2000, "max_concurrency => 1")
-    crowd(connection, "rated", 2000, "release_interval_ms => 36000000")
-    crowd(connection, "later", 2000, delay=36_000_000)
+    crowd(connection, "capped", 700, "max_concurrency => 1")
+    crowd(connection, "rated", 700, "release_interval_ms => 36000000")
+    crowd(connection, "later", 700, delay=36_000_000)
     leases(connection, 10000)
-    assert count(connection, "SELECT count(*) FROM fairqueue.lane WHERE due > 0") == 6000
+    assert count(connection, "SELECT count(*) FROM fairqueue.lane WHERE due > 0") == 2100
     crowd(connection, "free", 100, messages=100)
     crowd(connection, "free", 100, messages=100, queue="alone")
 

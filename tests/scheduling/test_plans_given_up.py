@@ -1,6 +1,6 @@
 """Whatever happens that makes a plan wrong, the order is, to the message, what it is without one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 from sqlalchemy import text
@@ -9,7 +9,9 @@ import fairqueue as fq
 from tests.acts import expire, move_clock, sql
 from tests.limiting import NOW
 from tests.reference import BLOCKED, Entry, Policy
-from tests.scheduling.twins import EARLY, HOUR, Twins, planned
+from tests.scheduling.twins import EARLY, HOUR, Twins, heads_of_many, planned, several_of_each
+
+pytestmark = pytest.mark.shared_database
 
 
 def a_more_urgent_message(twins: Twins) -> None:
@@ -201,15 +203,22 @@ EVENTS: list[Callable[[Twins], None]] = [
 ]
 
 
-@pytest.mark.parametrize("limit", [1, 7])
-@pytest.mark.parametrize("event", EVENTS)
+def all_pairs() -> Iterator[tuple[Callable[[Twins], None], Callable[[Twins], None], int]]:
+    """Each event meets both kinds of plan and both limits; and so do these each other."""
+    for number, event in enumerate(EVENTS):
+        yield event, several_of_each, 7 if number % 2 else 1
+        yield event, heads_of_many, 1 if number % 2 else 7
+
+
+@pytest.mark.parametrize(("event", "twins", "limit"), [*all_pairs()], indirect=["twins"])
 def test_a_plan_is_given_up_when_it_is_no_longer_right(
     twins: Twins, event: Callable[[Twins], None], limit: int
 ) -> None:
     event(twins)
-    for _ in range(20 // limit):
+    for turn in range(20 // limit):
         twins.serve(limit)
-        assert fq.check(twins.session) == []
+        if turn < 3 or turn % 5 == 0:
+            assert fq.check(twins.session) == []
         twins.session.commit()
     twins.open()
     twins.drain(7)

@@ -15,7 +15,7 @@ from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
-from tests.acts import lease_of, move_clock, plan_ahead, stop_clock, truncate
+from tests.acts import clear, lease_of, move_clock, plan_ahead, stop_clock
 from tests.invariants import check_invariants
 from tests.limiting import NOW
 from tests.reference import BLOCKED, Entry, Policy, Reference
@@ -44,10 +44,10 @@ class QueueMachine(RuleBasedStateMachine):
 
     @initialize(plans=st.booleans())
     def begin(self, plans: bool) -> None:
-        truncate(self.engine)
-        stop_clock(self.engine, NOW)
-        self.now = NOW
+        clear(self.engine)
         self.session = Session(self.engine, expire_on_commit=False)
+        move_clock(self.session, NOW)
+        self.now = NOW
         self.plans = plans
         self.reference = Reference(plans)
         self.leases: dict[int, fq.LeasedMessage[Any]] = {}
@@ -401,6 +401,7 @@ class QueueMachine(RuleBasedStateMachine):
 @pytest.fixture(params=["", "heads"])
 def machine(engine: Engine, request: pytest.FixtureRequest) -> type[QueueMachine]:
     QueueMachine.engine = engine
+    stop_clock(engine, NOW)
     if request.param:
         request.getfixturevalue(request.param)
     return QueueMachine

@@ -1,14 +1,11 @@
 """Many workers at once: every message is served, once, and no dequeue comes back short while there is work."""
 
 import itertools
-import multiprocessing
 import threading
-import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any
 
 import psycopg
 import pytest
@@ -17,6 +14,8 @@ from sqlalchemy.orm import Session
 
 import fairqueue as fq
 from tests.acts import complete, drain, expire, lease_of, put, wait_until
+from tests.faults.crew import context
+from tests.faults.workers import take_and_hang
 from tests.fixtures.connections import Raw
 from tests.fixtures.postgres import libpq
 from tests.invariants import check_invariants
@@ -81,7 +80,7 @@ def check_reports(reports: list[Report], ids: list[int]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("limit", [1, 10])
 def test_many_channels_with_one_message_each(engine: Engine, session: Session, database_url: str, limit: int) -> None:
-    ids = fq.enqueue_many(session, [{"channel": f"tenant{number}"} for number in range(3000)])
+    ids = fq.enqueue_many(session, [{"channel": f"tenant{number}"} for number in range(1000 * min(limit, 2))])
     session.commit()
     check_reports(work_together(database_url, limit), ids)
     with engine.connect() as connection:
@@ -91,32 +90,20 @@ def test_many_channels_with_one_message_each(engine: Engine, session: Session, d
 @pytest.mark.slow
 def test_one_channel_with_the_whole_backlog(session: Session, database_url: str) -> None:
     """Every batch is full: sharing one channel costs nobody anything."""
-    ids = put(session, "only", 10_000)
+    ids = put(session, "only", 5000)
     reports = work_together(database_url, 10)
     check_reports(reports, ids)
     assert {size for report in reports for size in report.sizes} == {10}
-
-
-def take_and_hang(url: str, ready: Any) -> None:
-    """A worker that leases messages, begins to complete one, and hangs."""
-    with psycopg.connect(libpq(url)) as connection:
-        rows = connection.execute("SELECT id, attempt FROM fairqueue.message_dequeue('default', 20, 3600)").fetchall()
-        connection.commit()
-        id_, attempt = rows[0]
-        connection.execute("SELECT * FROM fairqueue.message_complete(ARRAY[%s], ARRAY[%s])", (id_, attempt))
-        ready.set()
-        time.sleep(3600)
 
 
 @pytest.mark.slow
 def test_killed_workers_lose_no_message(session: Session, database_url: str) -> None:
     """What they held is served again when the leases have run out, and everything is completed once."""
     ids = [id_ for name in "abc" for id_ in put(session, name, 50)]
-    spawn = multiprocessing.get_context("spawn")
     workers = []
     for _ in range(3):
-        ready = spawn.Event()
-        worker = spawn.Process(target=take_and_hang, args=(database_url, ready), daemon=True)
+        ready = context.Event()
+        worker = context.Process(target=take_and_hang, args=(database_url, ready), daemon=True)
         worker.start()
         workers.append((worker, ready))
     for worker, ready in workers:

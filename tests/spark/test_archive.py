@@ -190,7 +190,7 @@ class TestInterruptions:
         for round_ in range(2):
             archive.stop = (step, times)
             try:
-                run(archive, age=0)
+                run(archive, max_rows=12, age=0)
             except Stopped:
                 pass
             else:

@@ -106,7 +106,7 @@ class TestLateWriters:
                     naive += [id_ for (id_,) in watching.execute(query, (max(naive, default=0),)).fetchall()]
             return [each["message_id"] for each in history(watching)], read, naive
 
-    @settings(max_examples=20)
+    @settings(max_examples=12)
     @example(steps=LATE)
     @given(steps=STEPS)
     def test_nothing_is_missed_and_nothing_read_twice(self, shared_url: str, steps: Sequence[str]) -> None:

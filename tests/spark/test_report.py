@@ -33,6 +33,7 @@ from fairqueue.spark.reporting import Report, Summary, page, report, summary
 from fairqueue.spark.reporting.fairness import with_entitlement
 from fairqueue.spark.reporting.summaries import _rows
 from fairqueue.spark.reporting.windows import parse_window
+from fairqueue.spark.reporting.words import percentiles_are
 from fairqueue.spark.schemas import HISTORY, MESSAGES
 
 if TYPE_CHECKING:
@@ -152,6 +153,11 @@ def few(found: Report) -> Summary:
     return summary(found, top=2)
 
 
+@pytest.fixture(scope="module")
+def shown(few: Summary) -> str:
+    return page(few)
+
+
 def collected(table: "DataFrame", *key: str) -> dict[Any, Row]:
     found: dict[Any, Row] = {}
     for row in table.collect():
@@ -220,7 +226,7 @@ def test_sketches_are_near_and_said_to_be_used(
         )
         if waits:
             assert row["wait_p95"] == waits[math.ceil(0.95 * len(waits)) - 1]
-    assert "from sketches" in page(summary(sketched, top=1))
+    assert "from sketches" in percentiles_are(sketched)
 
 
 class _Tags(HTMLParser):
@@ -238,18 +244,17 @@ class _Tags(HTMLParser):
         self.words += data
 
 
-def test_the_page_needs_nothing_and_takes_names_for_text(few: Summary) -> None:
-    text = page(few)
+def test_the_page_needs_nothing_and_takes_names_for_text(shown: str) -> None:
     read = _Tags()
-    read.feed(text)
+    read.feed(shown)
     assert "svg" in read.tags
     assert not read.tags & {"script", "link", "img", "iframe", "object"}
     assert all(link.startswith("#") for link in read.links)
-    assert "url(http" not in text
+    assert "url(http" not in shown
     assert "<script>alert('x')</script>&amp;\\x1b[2J" in read.words
-    assert "\x1b" not in text
+    assert "\x1b" not in shown
     assert "Percentiles are exact." in read.words
-    assert "currentColor" in text
+    assert "currentColor" in shown
 
 
 def test_the_summary_is_small(few: Summary) -> None:
@@ -281,11 +286,11 @@ def test_scales_are_labelled_in_words() -> None:
     assert len({*far}) < 8
 
 
-def test_times_have_a_zone(few: Summary, spark: "SparkSession", monkeypatch: pytest.MonkeyPatch) -> None:
+def test_times_have_a_zone(few: Summary, shown: str, spark: "SparkSession", monkeypatch: pytest.MonkeyPatch) -> None:
     """UTC, wherever it is computed."""
-    shown = [row["window"] for queue in few.queues for row in queue.windows]
-    assert {each.tzinfo for each in shown} == {UTC}
-    assert re.search(r"in the worst, 2026-03-2\d \d\d:\d\d:\d\d\+00:00", page(few))
+    windows = [row["window"] for queue in few.queues for row in queue.windows]
+    assert {each.tzinfo for each in windows} == {UTC}
+    assert re.search(r"in the worst, 2026-03-2\d \d\d:\d\d:\d\d\+00:00", shown)
     try:
         with monkeypatch.context() as patched:
             patched.setenv("TZ", "America/Lima")
