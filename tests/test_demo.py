@@ -152,7 +152,9 @@ def test_nothing_is_left_after_ctrl_c(end: signal.Signals, database_url: str, tm
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    assert process.returncode == 128 + end
+    # By the signal itself, which shells call the same, if CPython was within an exec() of text when it came: such a
+    # KeyboardInterrupt it takes for one that nobody has caught.
+    assert process.returncode in {128 + end, -end}, errors
     assert end != signal.SIGINT or errors.endswith("Stopped. Nothing is left in the database.\n")
     if end != signal.SIGHUP:  # of which multiprocessing's own processes die loudly, with nobody there to see it
         assert "Traceback" not in errors
