@@ -16,7 +16,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from .records import Record
 from .systems import LIMIT, OURS, SYSTEMS
 
-__all__ = ["draw", "figure_of"]
+__all__ = ["draw"]
 
 #: Okabe and Ito's, which the colour-blind can tell apart; a system has its colour in all pictures.
 _OURS, _LIMIT, _GREY = "#0072b2", "#d55e00", "#444444"
@@ -35,27 +35,19 @@ Height = Callable[[Record], float]
 
 def draw(folder: Path, name: str, records: Iterable[Mapping[str, Any]]) -> list[str]:
     """Draw what there is to draw of a scenario; the names of the files."""
-    figure = figure_of(name, records)
-    if figure is None:
-        return []
-    path = folder / f"{name}.png"
-    # Nothing of the machine, nor of the time, so that the same figures are the same file.
-    figure.savefig(path, dpi=110, metadata={"Software": None})
-    return [path.name]
-
-
-def figure_of(name: str, records: Iterable[Mapping[str, Any]]) -> Figure | None:
-    """The picture of a scenario; None where there is nothing to draw."""
     found = [Record.from_dict(values) for values in records]
     if name not in _PICTURES or not found:
-        return None
+        return []
     # 800 points wide: in a page of 800 pixels, letters are as large as they say.
     figure = Figure(figsize=(800 / 72, 330 / 72), layout="constrained")
     FigureCanvasAgg(figure)
     if not _PICTURES[name](figure, found):
-        return None
+        return []
+    path = folder / f"{name}.png"
     _legend(figure)
-    return figure
+    # Nothing of the machine, nor of the time, so that the same figures are the same file.
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+    return [path.name]
 
 
 def _fairness(figure: Figure, records: Sequence[Record]) -> bool:

@@ -85,8 +85,8 @@ def finish(session: Session, workers: Sequence[psycopg.Connection], *done: Ids) 
     served = [id_ for ids in done for id_ in ids]
     while batch := lease_of(session, 40):
         served += [message.id for message in batch]
-    check_invariants(session.connection())
-    session.commit()
+        check_invariants(session.connection())
+        session.commit()
     leased = session.scalars(text("SELECT id FROM fairqueue.message WHERE leased_until IS NOT NULL")).all()
     assert len(leased) == session.scalar(text("SELECT count(*) FROM fairqueue.message"))
     assert len(served) == len(set(served))

@@ -61,11 +61,16 @@ class OpenTransactions(RuleBasedStateMachine):
                 self.all_is_served()
             finally:
                 self.session.close()
+                for connection in self.others():
+                    connection.rollback()  # or, where it has failed, the next one would wait for them
+
+    def others(self) -> list[psycopg.Connection]:
+        return [*self.producers, self.operator, self.user, self.stranger]
 
     def all_is_served(self) -> None:
         """When all have committed, and limits are gone."""
         self.session.rollback()
-        for connection in (*self.producers, self.operator, self.user, self.stranger):
+        for connection in self.others():
             connection.commit()
         self.agrees()
         complete(self.session, self.leases.values())
