@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from click.testing import CliRunner
 from pytest_postgresql.executors import NoopExecutor
 from sqlalchemy import create_engine
 
@@ -186,11 +187,19 @@ def test_a_second_end_does_not_keep_things_from_being_removed(
     assert removed == [tables.downgrade]
 
 
-@pytest.mark.parametrize(("dsn", "told"), [("", "embedded, thrown away afterwards"), ("{url}", "at FAIRQUEUE_DSN, ")])
-def test_it_says_whose_server_it_is(dsn: str, told: str, database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A variable that is empty names none."""
-    monkeypatch.setenv("FAIRQUEUE_DSN", dsn.format(url=database_url))
-    assert told in _server(tables.Place.new(database_url))
+@pytest.mark.parametrize(
+    ("given", "variable", "told"),
+    [
+        (False, False, "embedded, thrown away afterwards"),  # a variable that is empty names none
+        (False, True, "at FAIRQUEUE_DSN, "),
+        (True, True, "at --dsn, "),
+    ],
+)
+def test_it_says_whose_server_it_is(
+    given: bool, variable: bool, told: str, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAIRQUEUE_DSN", database_url if variable else "")
+    assert told in _server(tables.Place.new(database_url), database_url if given else None)
 
 
 def wait_for_results(url: str, process: "subprocess.Popen[str]") -> None:
@@ -272,6 +281,10 @@ def test_the_command_line_has_the_same_demo(tmp_path: Path) -> None:
     assert done.stderr.startswith("fairqueue: ")
     assert "/nowhere" in done.stderr
     assert program.commands["demo"] is demo
+
+    done = CliRunner().invoke(program, ["--dsn", "mysql://localhost", "demo", *options])
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr == "fairqueue: a database URL must begin with postgresql:// or postgresql+psycopg://\n"
 
 
 def test_a_quiet_tenant_is_served_in_the_first_round(empty_database_url: str, tmp_path: Path) -> None:

@@ -67,13 +67,13 @@ def demo(context: click.Context, *, tenants: int, files: Path | None, workers: i
     two schemas of its own and drops them at the end.
     """
     root = context.find_root()
-    if root.get_parameter_source("dsn") is ParameterSource.COMMANDLINE:
-        os.environ["FAIRQUEUE_DSN"] = root.params["dsn"]
+    # DATABASE_URL, which the other commands take as well, is the application's own.
+    given = root.params["dsn"] if root.get_parameter_source("dsn") is ParameterSource.COMMANDLINE else None
     # They end it as Ctrl-C does: nothing is left behind. SIGHUP is a closed terminal, which nohup has it ignore.
     ends = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is not signal.SIG_IGN]
     before = {each: signal.signal(each, _terminate) for each in ends}
     try:
-        exact = _show(tenants, files, workers, batch, picture)
+        exact = _show(given, tenants, files, workers, batch, picture)
     except KeyboardInterrupt:
         click.echo("Stopped. Nothing is left in the database.", err=True)
         context.exit(INTERRUPTED)
@@ -83,7 +83,7 @@ def demo(context: click.Context, *, tenants: int, files: Path | None, workers: i
     context.exit(0 if exact else 1)
 
 
-def _show(tenants: int, files: Path | None, workers: int, batch: int, picture: Path) -> bool:
+def _show(dsn: str | None, tenants: int, files: Path | None, workers: int, batch: int, picture: Path) -> bool:
     folder = files.absolute() if files else standard_library()
     paths = find_files(folder, suffix="" if files else ".py")
     if not paths:
@@ -94,7 +94,7 @@ def _show(tenants: int, files: Path | None, workers: int, batch: int, picture: P
         from .show import show
     except ModuleNotFoundError as error:
         raise Failed(f"{error.name} is not installed; pip install 'fairqueue[demo]'") from None
-    return show(load, workers=workers, batch=batch, picture=picture)
+    return show(load, dsn=dsn, workers=workers, batch=batch, picture=picture)
 
 
 def _terminate(number: int, _: object) -> NoReturn:

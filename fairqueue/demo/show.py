@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 from rich.console import Console
 from sqlalchemy import text
 
 from fairqueue import embedded
+from fairqueue._url import sqlalchemy_url
 
 from .figures import Figures, measure
 from .load import Load
@@ -23,33 +25,33 @@ from .tables import Place, installed
 from .work import EXAMINED_UP_TO
 
 
-def show(load: Load, *, workers: int, batch: int, picture: Path) -> bool:
-    """Run the whole demo; says whether each file has exactly one result in both runs."""
+def show(load: Load, *, dsn: str | None = None, workers: int, batch: int, picture: Path) -> bool:
+    """Run the whole demo, in the database of that URL if there is one; says whether each file has one result in both."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # where there is no arrow, a question mark will do
     console = Console(highlight=False)
-    arrival, fair = _race(console, load, workers, batch)
+    arrival, fair = _race(console, load, workers, batch, dsn)
     print_report(console, arrival, fair)
     draw(picture, load, arrival, fair)
     console.print(f"Picture: {picture.absolute()}", soft_wrap=True)
     return arrival.count.exact and fair.count.exact
 
 
-def _race(console: Console, load: Load, workers: int, batch: int) -> list[Figures]:
-    with embedded.database_url() as url, installed(url) as place:
-        _announce(console, load, workers, batch, place)
+def _race(console: Console, load: Load, workers: int, batch: int, dsn: str | None) -> list[Figures]:
+    with nullcontext(sqlalchemy_url(dsn)) if dsn else embedded.database_url() as url, installed(url) as place:
+        _announce(console, load, workers, batch, place, dsn)
         with Display(console, load) as display:
             race(place, load, workers=workers, batch=batch, watch=display.show)
         with place.engine() as engine:
             return [measure(engine, name) for name in QUEUES]
 
 
-def _announce(console: Console, load: Load, workers: int, batch: int, place: Place) -> None:
+def _announce(console: Console, load: Load, workers: int, batch: int, place: Place, dsn: str | None) -> None:
     lines = {
         "Files": str(load.folder),
         "Work": f"parse, hash, compress up to {EXAMINED_UP_TO >> 20} MB of each; result and completion commit together",
         "Queues": f"arrival order and fairqueue, side by side, {_many(workers, 'worker')} each, batches of {batch}",
-        "Server": _server(place),
+        "Server": _server(place, dsn),
     }
     quiet, few = len(load.quiet), len(load.uploads[load.quiet[0]])
     console.print(f"A noisy tenant uploads {_many(load.noisy_files, 'file')}, then", end=" ", style="bold")
@@ -59,11 +61,11 @@ def _announce(console: Console, load: Load, workers: int, batch: int, place: Pla
     console.print()
 
 
-def _server(place: Place) -> str:
+def _server(place: Place, dsn: str | None) -> str:
     with place.engine() as engine, engine.connect() as connection:
         version = str(connection.scalar(text("SHOW server_version"))).split()[0]
-    if os.environ.get("FAIRQUEUE_DSN"):
-        return f"PostgreSQL {version} at FAIRQUEUE_DSN, schemas {place.schema}*"
+    if dsn or os.environ.get("FAIRQUEUE_DSN"):
+        return f"PostgreSQL {version} at {'--dsn' if dsn else 'FAIRQUEUE_DSN'}, schemas {place.schema}*"
     return f"PostgreSQL {version}, embedded, thrown away afterwards"
 
 
