@@ -336,7 +336,8 @@ def test_the_command(
 
 
 def test_a_window_that_is_shorter(spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first one, of ten minutes: it was over before all was known. Written where this process is, not Spark."""
+    """The first one, of ten minutes: it was over before all was known. Written where this process is, not Spark; in a
+    folder whose name would be a wildcard."""
     monkeypatch.chdir(tmp_path)
     at = datetime(2026, 5, 1, 10, 50, tzinfo=UTC)
     times = {name: at + timedelta(minutes=8) for name in ("created_at", "first_leased_at", "leased_at")}
@@ -345,9 +346,9 @@ def test_a_window_that_is_shorter(spark: "SparkSession", tmp_path: Path, monkeyp
         | {"dequeue_at": 0, "finished_at": at + timedelta(minutes=15 + n), **times}
         for n in range(2)
     ]
-    found = report(frame(spark, lives, HISTORY), "out", since=at, until=at + timedelta(hours=1))
-    assert found.path == str(tmp_path / "out")
-    assert (tmp_path / "out" / "queues" / "_SUCCESS").exists()
+    found = report(frame(spark, lives, HISTORY), "out [1]", since=at, until=at + timedelta(hours=1))
+    assert found.path == str(tmp_path / "out [1]")
+    assert (tmp_path / "out [1]" / "queues" / "_SUCCESS").exists()
     windows = collected(found.queue_windows, "window")
     assert [(row["started"], row["jain"]) for _, row in sorted(windows.items())] == [(2, None), (0, None)]
 

@@ -11,7 +11,7 @@ from pyspark import StorageLevel
 from pyspark.sql import functions as sf
 
 from fairqueue.errors import InvalidValue
-from fairqueue.spark.paths import absolute
+from fairqueue.spark.paths import absolute, literal
 from fairqueue.spark.schemas import REPORT
 
 from . import figures, tenants
@@ -163,7 +163,7 @@ def _write(
     def write(name: str, frame: DataFrame) -> DataFrame:
         frame.write.mode("overwrite").parquet(f"{path}/{name}")
         # Told its columns, which otherwise are looked for in the files, by a job.
-        written[name] = rows.sparkSession.read.schema(frame.schema).parquet(f"{path}/{name}")
+        written[name] = rows.sparkSession.read.schema(frame.schema).parquet(literal(f"{path}/{name}"))
         return written[name]
 
     changes = tenants.carried(tenants.sums(rows, period, known, quantiles), period).persist(StorageLevel.DISK_ONLY)
