@@ -31,7 +31,7 @@ BEGIN
     THEN
         PERFORM pg_advisory_xact_lock_shared(regexp_replace(v_name, '\\D', '', 'g')::bigint);
     END IF;
-    RETURN hashtextextended('fairqueue.' || queue, 720720 + part);
+    RETURN hashtextextended(queue, hashtextextended('fairqueue', 720720 + part));
 END
 $$
 """

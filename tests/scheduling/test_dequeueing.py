@@ -94,6 +94,15 @@ class TestTurn:
         assert dequeue(first) == 1
         assert dequeue(second, "transcode") == 4
 
+    def test_names_that_look_alike_have_turns_of_their_own(self, raw: Raw, database_url: str) -> None:
+        """A dot in a name joins nothing: schema a with queue b.c is not schema a.b with queue c."""
+        connection, keys = raw(database_url), set()
+        for schema, queue in {"a": "b.c", "a.b": "c"}.items():
+            connection.execute(f'CREATE SCHEMA "{schema}"'.encode())
+            connection.execute(f'SET search_path = "{schema}"'.encode())
+            keys |= {value(connection, f"SELECT fairqueue.{name}(%s)", queue) for name in ("queue_key", "queue_wake")}
+        assert len(keys) == 4
+
     @pytest.mark.parametrize("waits", [False, True])
     def test_of_two_queues_in_opposite_order(self, raw: Raw, database_url: str, waits: bool) -> None:
         """Nobody waits for a second one, and nothing is found, though neither has written anything."""

@@ -129,42 +129,6 @@ def test_killed_workers_lose_no_message(session: Session, database_url: str) -> 
     assert session.scalar(text("SELECT count(*) FROM fairqueue.message")) == 0
 
 
-def test_polling_two_queues_in_opposite_order(session: Session, raw: Raw, database_url: str) -> None:
-    """Transactions that look into several queues don't deadlock, whatever the order."""
-    for queue in ("left", "right"):
-        put(session, "a", 1, queue=queue)
-        assert len(drain(session, queue=queue)) == 1
-    one, two = raw(database_url), raw(database_url)
-    poll = "SELECT * FROM fairqueue.message_dequeue(%s)"
-    assert one.execute(poll, ("left",)).fetchall() == []
-    assert two.execute(poll, ("right",)).fetchall() == []
-    with ThreadPoolExecutor() as pool:
-        results = [
-            pool.submit(lambda c, q: c.execute(poll, (q,)).fetchall(), c, q) for c, q in [(one, "right"), (two, "left")]
-        ]
-        assert [result.result() for result in results] == [[], []]
-
-
-@pytest.mark.slow
-def test_the_turn_says_who_holds_it(session: Session, raw: Raw, database_url: str) -> None:
-    """A dequeue whose transaction stays open keeps other dequeues of the queue waiting, and no enqueue."""
-    put(session, "a", 2)
-    holder, other = raw(database_url), raw(database_url)
-    assert len(holder.execute("SELECT * FROM fairqueue.message_dequeue()").fetchall()) == 1
-    put(session, "a", 1)
-    assert len(other.execute("SELECT * FROM fairqueue.message_dequeue('elsewhere')").fetchall()) == 0
-    other.commit()
-    other.execute("SET lock_timeout = '20s'")
-    other.commit()
-    with pytest.raises(psycopg.errors.LockNotAvailable, match="has been held by another dequeue") as caught:
-        other.execute("SELECT * FROM fairqueue.message_dequeue()")
-    assert str(holder.info.backend_pid) in (caught.value.diag.message_detail or "")
-    other.rollback()
-    assert other.execute("SHOW lock_timeout").fetchone() == ("20s",)
-    holder.rollback()
-    assert len(drain(session, 2)) == 3
-
-
 def test_enqueueing_while_others_dequeue(session: Session, database_url: str) -> None:
     """Producers that commit in any order, beside workers: nothing is lost and nothing is served twice."""
     numbers = itertools.count()

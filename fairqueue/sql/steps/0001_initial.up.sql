@@ -106,7 +106,7 @@ RETURN char_length(queue) BETWEEN 1 AND 255 AND char_length(channel) BETWEEN 1 A
 -- lock itself. The number is none of those of queue_key, whose locks are others'.
 CREATE FUNCTION queue_wake(queue text) RETURNS bigint
 LANGUAGE sql STABLE PARALLEL SAFE
-RETURN hashtextextended(current_schema() || '.' || queue, 720730);
+RETURN hashtextextended(queue, hashtextextended(current_schema(), 720730));
 
 -- A point in time as Unix time in whole milliseconds, rounded down: the unit of message.dequeue_at.
 --
@@ -2677,7 +2677,7 @@ REVOKE EXECUTE ON FUNCTION queue_check FROM PUBLIC;
 -- Called by scheduler_turn, scheduler_passed and message_dequeue. Takes no lock itself.
 CREATE FUNCTION queue_key(queue text, part integer DEFAULT 0) RETURNS bigint
 LANGUAGE sql STABLE PARALLEL SAFE
-RETURN hashtextextended(current_schema() || '.' || queue, 720720 + part);
+RETURN hashtextextended(queue, hashtextextended(current_schema(), 720720 + part));
 
 -- Asks for a notification when the queue gets something to do; returns the name of the channel that it comes through.
 --

@@ -4,4 +4,4 @@
 -- lock itself. The number is none of those of queue_key, whose locks are others'.
 CREATE FUNCTION queue_wake(queue text) RETURNS bigint
 LANGUAGE sql STABLE PARALLEL SAFE
-RETURN hashtextextended(current_schema() || '.' || queue, 720730);
+RETURN hashtextextended(queue, hashtextextended(current_schema(), 720730));

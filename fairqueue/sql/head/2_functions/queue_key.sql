@@ -4,4 +4,4 @@
 -- Called by scheduler_turn, scheduler_passed and message_dequeue. Takes no lock itself.
 CREATE FUNCTION queue_key(queue text, part integer DEFAULT 0) RETURNS bigint
 LANGUAGE sql STABLE PARALLEL SAFE
-RETURN hashtextextended(current_schema() || '.' || queue, 720720 + part);
+RETURN hashtextextended(queue, hashtextextended(current_schema(), 720720 + part));
