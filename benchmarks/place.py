@@ -20,6 +20,7 @@ from fairqueue import embedded
 from fairqueue._url import libpq, parsed
 
 from .systems import System
+from .systems.base import SQLSystem
 
 _PREFIX = "fairqueue_bench_"
 #: Databases of runs that aren't there any more. A run's admin connection has its name; advisory locks would not do, as
@@ -39,12 +40,16 @@ class Place:
         self.dsn = dsn
         self.name = _PREFIX + secrets.token_hex(4)
         self._numbers = itertools.count(1)
+        #: A database of each system that is nothing but SQL, from which its others are copied.
+        self._models: dict[str, str] = {}
+        self._until_closed = contextlib.ExitStack()
         # Open as long as we live: so others know that our databases are in use.
         self.admin: psycopg.Connection[Any] = psycopg.connect(dsn, autocommit=True, application_name=self.name)
         for (name,) in self.admin.execute(_ABANDONED.encode()).fetchall():
             self._drop(name)
 
     def close(self) -> None:
+        self._until_closed.close()
         self.admin.close()
 
     def check(self) -> None:
@@ -54,15 +59,11 @@ class Place:
     @contextlib.contextmanager
     def database(self, system: System | None = None) -> Iterator[str]:
         """The DSN of a new database with the system installed, good within the block."""
-        name = f"{self.name}_{next(self._numbers)}"
-        try:
-            self.admin.execute(SQL("CREATE DATABASE {} TEMPLATE template0").format(Identifier(name)))
-            dsn = libpq(parsed(self.dsn).set(database=name))
-            if system is not None:
-                system.install(dsn)
-            yield dsn
-        finally:
-            self._drop(name)
+        model = self._model(system) if isinstance(system, SQLSystem) else None
+        with self._created(model or "template0") as name:
+            if system is not None and model is None:
+                system.install(self._dsn(name))
+            yield self._dsn(name)
 
     def checkpoint(self) -> None:
         """What was loaded doesn't weigh on what is measured next. Needs a right that not everybody has.
@@ -71,6 +72,26 @@ class Place:
         """
         with contextlib.suppress(psycopg.errors.InsufficientPrivilege):
             self.admin.execute("CHECKPOINT")
+
+    def _model(self, system: SQLSystem) -> str:
+        if system.name not in self._models:
+            name = self._until_closed.enter_context(self._created("template0"))
+            system.install(self._dsn(name))
+            self._models[system.name] = name
+        return self._models[system.name]
+
+    @contextlib.contextmanager
+    def _created(self, template: str) -> Iterator[str]:
+        name = f"{self.name}_{next(self._numbers)}"
+        try:
+            create = SQL("CREATE DATABASE {} TEMPLATE {}").format(Identifier(name), Identifier(template))
+            self.admin.execute(create)
+            yield name
+        finally:
+            self._drop(name)
+
+    def _dsn(self, name: str) -> str:
+        return libpq(parsed(self.dsn).set(database=name))
 
     def _drop(self, name: str) -> None:
         self.admin.execute(SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(Identifier(name)))

@@ -40,7 +40,7 @@ import psycopg
 from psycopg.sql import SQL, Identifier
 
 from benchmarks.consumers import Task, rate
-from benchmarks.measuring import Bench, Case, Size, alternate
+from benchmarks.measuring import Bench, Case, Size, alternate, vacuum
 from benchmarks.processes import Child
 from benchmarks.records import Record, Wanted, at_least, at_most, ratio_record, value_record
 from benchmarks.scenarios.fairness import QUIET, in_order, places_of_quiet
@@ -296,7 +296,7 @@ def _without_disk(dsn: str) -> None:
 
 def _vacuum(dsn: str) -> None:
     with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute("VACUUM (ANALYZE)")
+        vacuum(connection)
 
 
 @contextmanager
