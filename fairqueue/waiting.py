@@ -119,13 +119,13 @@ def wait_for(engine: Engine | AsyncEngine, messages: Messages, *, timeout: float
 
 # Each look is one statement: no need for a BEGIN, nor for a commit. This is an option of the connection and not of the
 # engine, whose connect() would lose the connection if it were cancelled while it sets it.
-_ALONE: Final = "AUTOCOMMIT"
+_ALONE: Final[dict[str, Any]] = {"isolation_level": "AUTOCOMMIT", "stream_results": False}
 
 
 def _wait(engine: Engine, watch: _Watch) -> list[Ending]:
     while watch.pending:
         with engine.connect() as connection:
-            connection.execution_options(isolation_level=_ALONE)
+            connection.execution_options(**_ALONE)
             rows = connection.execute(watch.look()).all()
         if watch.take(rows):
             time.sleep(watch.pause())
@@ -135,7 +135,7 @@ def _wait(engine: Engine, watch: _Watch) -> list[Ending]:
 async def _wait_async(engine: AsyncEngine, watch: _Watch, several: bool) -> Ending | list[Ending]:
     while watch.pending:
         async with engine.connect() as connection:
-            await connection.execution_options(isolation_level=_ALONE)
+            await connection.execution_options(**_ALONE)
             rows = (await connection.execute(watch.look())).all()
         if watch.take(rows):
             await asyncio.sleep(watch.pause())

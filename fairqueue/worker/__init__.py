@@ -70,8 +70,8 @@ import anyio
 from anyio.abc import TaskStatus
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
-from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_scoped_session, async_sessionmaker
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from fairqueue._checks import check_count, check_flag, check_name, check_seconds
 from fairqueue.errors import FairqueueError, InvalidValue, SchemaVersionError
@@ -164,8 +164,8 @@ class Worker:
         self.notify = check_flag("notify", notify)
         self._name = None if name is None else check_name("name", name)
         self.message_type = check_message_type(message_type)
-        self.session = _factory("session", session)
-        self.async_session = _factory("async_session", async_session)
+        self.session = _factory("session", session, (async_sessionmaker, async_scoped_session, AsyncSession))
+        self.async_session = _factory("async_session", async_session, (sessionmaker, scoped_session, Session))
         #: What :meth:`handler` was given; None before.
         self.registered: Handler | None = None
         self._run: Run | None = None
@@ -344,7 +344,7 @@ async def _run_all(workers: Sequence[Worker]) -> int:
 
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         obeying = asyncio.create_task(obey(signals))
-        running = [asyncio.create_task(_run_alone(worker)) for worker in workers]
+        running = [asyncio.create_task(worker.run_async()) for worker in workers]
         try:
             await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
             for worker in workers:  # if one has failed, the others finish what they have
@@ -352,20 +352,29 @@ async def _run_all(workers: Sequence[Worker]) -> int:
             await asyncio.wait(running)
         finally:
             obeying.cancel()
+            await _dispose(*workers)
     return HANDED_BACK if sum(task.result() for task in running) else 0
 
 
 async def _run_alone(worker: Worker, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> int:
-    """In an event loop that ends with the worker; and with the loop, the connections of AsyncEngines."""
+    """In an event loop that ends with the worker."""
+    own = () if worker._run is not None else (worker,)  # one that runs already is refused, and keeps its connections
     try:
         return await worker.run_async(task_status=task_status)
     finally:
-        for engine in async_engines(worker):
-            with anyio.move_on_after(CLOSING, shield=True):
-                await engine.dispose()
+        await _dispose(*own)
 
 
-def _factory(field: str, given: T) -> T:
+async def _dispose(*workers: Worker) -> None:
+    """With the event loop end the connections of AsyncEngines: of which workers may share one."""
+    for engine in {engine for worker in workers for engine in async_engines(worker)}:
+        with anyio.move_on_after(CLOSING, shield=True):
+            await engine.dispose()
+
+
+def _factory(field: str, given: T, others: tuple[type, ...]) -> T:
     if given is not None and not callable(given):
         raise InvalidValue(f"{field} must make sessions, as a sessionmaker does, not be {given!r}")
+    if isinstance(given, others) or (isinstance(given, type) and issubclass(given, others)):
+        raise InvalidValue(f"{field} must make the other kind of session, not be {given!r}")
     return given

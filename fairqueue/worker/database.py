@@ -18,7 +18,16 @@ from typing import Any, TypeVar
 
 import anyio
 from sqlalchemy import Engine, func, text
-from sqlalchemy.exc import DataError, DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import (
+    ArgumentError,
+    CompileError,
+    DataError,
+    DBAPIError,
+    InterfaceError,
+    OperationalError,
+    SQLAlchemyError,
+    StatementError,
+)
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
@@ -27,7 +36,7 @@ from fairqueue.schema import verify
 
 from .threads import Threads
 
-__all__ = ["CLOSING", "Database", "backoff", "not_durable"]
+__all__ = ["CLOSING", "LONGEST", "Database", "backoff", "not_durable"]
 
 T = TypeVar("T")
 
@@ -176,7 +185,8 @@ def in_a_line(error: BaseException) -> str:
 def _connect(session: Session, level: str) -> None:
     try:
         # Of the connection: what an engine made for it had would be overruled by what the given engine has.
-        session.connection(execution_options={"isolation_level": level})
+        # stream_results would DECLARE a cursor, for which there has to be a transaction.
+        session.connection(execution_options={"isolation_level": level, "stream_results": False})
     except DBAPIError as error:
         raise NotConnected(None, None, error.orig or error) from error
     except SQLAlchemyError:
@@ -189,8 +199,10 @@ def _connect(session: Session, level: str) -> None:
 
 def _lost(error: BaseException) -> bool:
     """It is the connection, or the server, or there was none to be had: not what we asked for."""
-    if not isinstance(error, DBAPIError) or isinstance(error, NotConnected):
+    if isinstance(error, NotConnected):
         return True
+    if not isinstance(error, DBAPIError):  # an error of the pool's, or of a statement that can't be sent
+        return not isinstance(error, StatementError | CompileError | ArgumentError)
     # What the server says goes first: to psycopg a message that is beyond a limit of PostgreSQL's (class 54) is an
     # OperationalError, too, and a report of that would be tried again for ever, ahead of all others.
     if state := sqlstate(error.orig):

@@ -72,17 +72,23 @@ class Handler:
 
     def run(self, message: LeasedMessage[Any], sessions: Callable[[], Session] | None) -> Handled:
         """Call a plain handler; raises nothing but a Ctrl-C. ``sessions`` may be None if it takes none."""
+        handled: Handled | None = None
         try:
             _read(message)
             if not self.takes_session:
                 return Handled(_decision(self.function(message)))
             assert sessions is not None
             with sessions() as session:
-                with self.watching(session):
-                    decision = _decision(self.function(message, session))
-                return settle(session, message, decision)
+                try:
+                    with self.watching(session):
+                        decision = _decision(self.function(message, session))
+                except BaseException as error:
+                    handled = self.judge(error)
+                    raise
+                handled = settle(session, message, decision)
+            return handled
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is the message's
-            return self.judge(error)
+            return self.judge(error, handled)
 
     async def run_async(
         self,
@@ -94,20 +100,30 @@ class Handler:
 
         :param returned: called when the function has returned, before its session commits.
         """
+        handled: Handled | None = None
         try:
             _read(message)
             if not self.takes_session:
                 return Handled(_decision(await self.function(message)))
             assert sessions is not None
-            async with sessions() as session:
-                with self.watching(session.sync_session):
-                    decision = _decision(await self.function(message, session))
-                returned()
-                return await session.run_sync(settle, message, decision)
+            try:
+                async with sessions() as session:
+                    try:
+                        with self.watching(session.sync_session):
+                            decision = _decision(await self.function(message, session))
+                    except BaseException as error:
+                        handled = self.judge(error)
+                        raise
+                    returned()
+                    handled = await session.run_sync(settle, message, decision)
+            finally:
+                if (remove := getattr(sessions, "remove", None)) is not None:
+                    await remove()  # an async_scoped_session would keep it, for a task that is over
+            return handled
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is the message's
-            return self.judge(error)
+            return self.judge(error, handled)
 
     @contextmanager
     def watching(self, session: Session) -> Iterator[None]:
@@ -134,13 +150,21 @@ class Handler:
                     self.name,
                 )
 
-    def judge(self, error: BaseException) -> Handled:
+    def judge(self, error: BaseException, before: Handled | None = None) -> Handled:
         """What an exception says about the message. Alone in a group, as that of a TaskGroup, it counts itself.
 
+        At once where it is raised, before a session ends, which takes its time, and may swallow it: a decision that
+        several handlers share may be raised by another one meanwhile.
+
+        :param before: what was known when the session ended; what it raises then makes no difference.
         :raises KeyboardInterrupt: again, if it may be a Ctrl-C, which comes to the main thread and no other.
         """
         if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
             raise error
+        if before is not None:
+            if before.error is None:
+                error.__traceback__ = None  # of a decision that may be raised again
+            return before
         cause = error
         while isinstance(cause, BaseExceptionGroup) and len(cause.exceptions) == 1:
             (cause,) = cause.exceptions

@@ -16,7 +16,7 @@ from sqlalchemy import func, select
 
 from fairqueue._functions import SchemaFunction
 
-from .database import Database, backoff, in_a_line
+from .database import LONGEST, Database, backoff, in_a_line
 from .wire import Wire, connect, first_of
 
 __all__ = ["Listener"]
@@ -67,17 +67,18 @@ class Listener:
         """How many seconds to wait before asking again."""
         return max(0.0, self._asked_at + THROTTLE - anyio.current_time())
 
-    async def ask(self, otherwise: Callable[[], Awaitable[object]]) -> None:
+    async def ask(self, otherwise: Callable[[], Awaitable[object]], patience: float) -> None:
         """From now on be notified. What came before has to be looked for once more, afterwards.
 
         :param otherwise: what may come before the answer; it isn't waited for any longer then.
+        :param patience: seconds that the answer is waited for at most.
         """
         self._asked_at = anyio.current_time()
         self._wanted = True
         self._settled = anyio.Event()
         self._changed.set()
         self._awaited = True
-        with anyio.move_on_after(PROBE_TIMEOUT):
+        with anyio.move_on_after(min(patience, PROBE_TIMEOUT)):
             await first_of(self._settled.wait, otherwise)
         self._awaited = False
 
@@ -90,6 +91,7 @@ class Listener:
         """Listen, for ever; connects again when the connection is lost."""
         failures = 0
         while True:
+            began = anyio.current_time()
             try:
                 async with connect(self._database) as wire:
                     await self._listen(wire)
@@ -100,7 +102,8 @@ class Listener:
                         self._queue,
                     )
             except Exception as error:  # noqa: BLE001 - whatever it is, polling goes on
-                failures = 0 if self.works else failures + 1
+                # It may fail after all was well: at queue_listen, if the role mustn't call that.
+                failures = 1 if anyio.current_time() - began > LONGEST else failures + 1
                 pause = backoff(failures)
                 log.warning("lost the connection that listens, trying again in %.1f s: %s", pause, in_a_line(error))
             finally:

@@ -256,7 +256,7 @@ class Run:
             # Longer by chance, so that workers which were started together don't stay together.
             await self.news.wait(self.worker.poll * random.uniform(1, 1.2))  # noqa: S311
         elif not await self.news.wait(listener.pause()):
-            await listener.ask(otherwise=self.news.wait)
+            await listener.ask(otherwise=self.news.wait, patience=self.worker.poll)
         self.waiting = False
 
     async def work(self, tasks: TaskGroup) -> None:
@@ -300,17 +300,22 @@ class Run:
 
     def collect(self) -> None:
         self.collecting = False  # first: what a thread adds from now on may be too late for this time
-        while self.handled:
-            self.settle(*self.handled.popleft())
+        try:
+            while self.handled:
+                self.settle(*self.handled.popleft())
+        finally:
+            if self.handled:  # whatever stopped us, such as a filter of the log's, the others don't wait
+                self.threads.call_soon(self.collect)
 
     def settle(self, job: Job, handled: Handled) -> None:
         """The handler has ended: see to it that its decision gets into the database."""
-        if handled.error is not None:
-            log.warning("%s: %s", job, handled.decision.verdict, exc_info=handled.error)
+        # First: logging runs code of the application's, which may fail.
         if handled.outcome is None:
             self.decide(job, handled.decision)
         else:
             self.ended(job, handled.decision, handled.outcome, settled=True)
+        if handled.error is not None:
+            log.warning("%s: %s", job, handled.decision.verdict, exc_info=handled.error)
 
     def decide(self, job: Job, decision: Decision) -> None:
         if not job.decided:
@@ -324,19 +329,22 @@ class Run:
 
         :param settled: in the handler's own transaction, which was rolled back if the lease was over.
         """
+        job.decided = True
+        self.jobs.discard(job)
+        has_effect = outcome is not None and outcome in decision.outcomes
+        if outcome is not None and has_effect == (decision is not _HAND_BACK):
+            self.unfinished.discard(job)  # it was finished after all, or somebody else has it
+        self.news.set()
+        self.releases.set()
         if outcome is Outcome.DEAD:
             log.error("%s: the message is a dead letter now; `fairqueue dead list` shows it", job)
-        elif outcome is not None and outcome not in decision.outcomes and decision is not _HAND_BACK:
+        elif outcome is not None and not has_effect and decision is not _HAND_BACK:
             log.warning(
                 "%s: it was over already (%s), as its lease ran out, it was cancelled, or the handler ended it%s",
                 job,
                 outcome,
                 ": what the handler wrote in its session is rolled back" if settled else "",
             )
-        job.decided = True
-        self.jobs.discard(job)
-        self.news.set()
-        self.releases.set()
 
     async def beat(self) -> None:
         longest = self.worker.lease / 3  # also while the database is away: who comes too late finds the leases over

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import logging
 import queue
 import threading
 from collections.abc import Callable
@@ -16,6 +17,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 __all__ = ["Threads"]
+
+log = logging.getLogger("fairqueue.worker")
 
 T = TypeVar("T")
 _Call = tuple[contextvars.Context, Callable[[], Any], "asyncio.Future[Any]"]
@@ -28,18 +31,32 @@ class Threads:
         self._loop = asyncio.get_running_loop()
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._threads = 0
+        #: How many of them have nothing to do; less than 0: how many calls wait.
         self._free = 0
+        self._is_short = False
 
     async def run(self, function: Callable[[], T]) -> T:
         """The function's result. If the caller is cancelled, the function goes on by itself."""
         future: asyncio.Future[T] = self._loop.create_future()
-        if self._free == 0:
-            self._threads += 1
-            threading.Thread(target=self._work, name=f"fairqueue-{self._threads}", daemon=True).start()
-        else:
+        if self._free > 0 or not self._start():
             self._free -= 1
         self._calls.put((contextvars.copy_context(), function, future))
         return await future
+
+    def _start(self) -> bool:
+        """Another thread; False if the system has no more: then the call waits for one of those that there are."""
+        thread = threading.Thread(target=self._work, name=f"fairqueue-{self._threads + 1}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            if self._threads == 0:
+                raise
+            if not self._is_short:
+                self._is_short = True
+                log.warning("%s, so handlers and statements wait for one of %d threads", error, self._threads)
+            return False
+        self._threads += 1
+        return True
 
     def call_soon(self, function: Callable[[], object]) -> None:
         """Call the function in the event loop, from whatever thread; not if the loop has ended."""

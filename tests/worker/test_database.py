@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, create_engine, event, make_url, select, text
+from sqlalchemy import Connection, Engine, create_engine, event, insert, make_url, select, text
 from sqlalchemy.exc import DataError, DBAPIError, InterfaceError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
@@ -68,6 +69,32 @@ async def test_a_login_that_is_refused(
     database.threads.close()
     if isinstance(database.engine, AsyncEngine):
         await database.engine.dispose()
+
+
+async def test_what_cannot_be_sent(engine_of: EngineOf) -> None:
+    """A statement that is wrong is so next time, too; a pool that is used up is not."""
+    database = Database(engine_of("plain", pool_size=1, max_overflow=0, pool_timeout=0.01), Threads())
+    wrong: list[Any] = [text("SELECT :forgotten"), insert(fq.Message).values(unknown=1), "SELECT 1"]
+    for statement in wrong:
+        with pytest.raises(SQLAlchemyError) as caught:
+            await database.run(partial(Session.execute, statement=statement))
+        assert not isinstance(caught.value, DBAPIError)
+        assert not _lost(caught.value), statement
+    with database.engine.connect(), pytest.raises(SQLAlchemyError) as caught:
+        await database.run(lambda session: session.execute(text("SELECT 1")))
+    assert _lost(caught.value)
+    database.threads.close()
+
+
+@pytest.mark.parametrize("kind", LISTENING)
+def test_an_engine_that_streams(kind: str, session: Session, worker_of: WorkerOf) -> None:
+    """For its application's sake; a cursor on the server needs a transaction, which our statements go without."""
+    (id_,) = put(session, "acme")
+    app = worker_of(kind, lambda *_: None, engine={"execution_options": {"stream_results": True}})
+    with app:
+        assert wait_for_endings(session, 1) == {"completed": 1}
+    if isinstance(app.engine, Engine):
+        assert fq.wait_for(app.engine, id_, timeout=0).outcome == "completed"
 
 
 def test_pauses() -> None:

@@ -1,6 +1,7 @@
 """How a worker ends that wasn't told to, or at a bad moment; what it leaves, and what doesn't end it."""
 
 import asyncio
+import logging
 import threading
 from collections.abc import Iterator
 from datetime import datetime
@@ -13,7 +14,7 @@ from psycopg.abc import Buffer
 from psycopg.adapt import Loader
 from sqlalchemy import event, select, text
 from sqlalchemy.exc import OperationalError, ProgrammingError
-from sqlalchemy.ext.asyncio import async_sessionmaker
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
@@ -402,3 +403,68 @@ def test_an_engine_of_the_handlers(session: Session, engine_of: EngineOf) -> Non
     with app:
         assert wait_for_endings(session, 1) == {"completed": 1}
     assert own.pool.checkedin() == 0
+
+
+def test_a_log_that_fails(session: Session, worker_of: WorkerOf) -> None:
+    """By a filter of the application's: messages and their places come first."""
+    refused: list[str] = []
+
+    def refuse(record: logging.LogRecord) -> bool:
+        if record.levelno == logging.WARNING:
+            refused.append(record.getMessage())
+            raise ValueError("filter")
+        return True
+
+    def body(message: fq.LeasedMessage[Any], _: object) -> None:
+        if message.channel != "good":
+            raise ValueError("bad")
+
+    for channel in ("bad", "worse", "good"):
+        put(session, channel, max_attempts=1)
+    log = logging.getLogger("fairqueue.worker")
+    log.addFilter(refuse)
+    try:
+        with worker_of("plain", body, concurrency=1, lease=3600):
+            assert wait_for_endings(session, 3) == {"dead": 2, "completed": 1}
+    finally:
+        log.removeFilter(refuse)
+    assert len(refused) == 2
+
+
+async def test_what_has_committed_is_finished(session: Session, engine_of: EngineOf) -> None:
+    """Also where the time of grace is over while the handler's session still closes: nothing is handed back."""
+    put(session, "acme")
+    engine, closing = engine_of("async session"), asyncio.Event()
+
+    class Slow(AsyncSession):
+        async def close(self) -> None:
+            try:
+                closing.set()
+                await asyncio.sleep(60)  # until it is cancelled
+            finally:
+                await super().close()
+
+    app = fq.Worker(engine, grace=0, async_session=async_sessionmaker(engine, class_=Slow))
+
+    @app.handler
+    async def handle(_: fq.LeasedMessage[Any], own: AsyncSession) -> None:
+        await own.execute(text("SELECT"))
+
+    running = asyncio.create_task(app.run_async())
+    async with asyncio.timeout(30):
+        await closing.wait()
+        app.stop()
+        assert await running == 0
+    await engine.dispose()
+    assert endings(session) == ["completed"]
+
+
+def test_a_second_block_keeps_the_connections(worker_of: WorkerOf) -> None:
+    """It is refused, and the one that runs goes on with those it has, in its own event loop."""
+    app = worker_of("asyncpg", lambda *_: None)
+    with app:
+        pool = app.engine.pool
+        with pytest.raises(fq.FairqueueError, match="is running already"), app:
+            pass
+        assert app.engine.pool is pool
+    assert app.engine.pool is not pool

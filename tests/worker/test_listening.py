@@ -174,6 +174,27 @@ class TestRaces:
             inside().threads.call_soon(inside().news.set)
             wait_for_endings(session, 1)
 
+    def test_an_answer_that_is_not_waited_for(
+        self, engine: Engine, session: Session, worker_of: WorkerOf, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """While nobody notifies, it looks as often as it was told to."""
+        monkeypatch.setattr(listening, "PROBE_TIMEOUT", RARELY)
+        monkeypatch.setattr(listening, "ANSWER_TIMEOUT", RARELY)
+        asked, go = threading.Event(), threading.Event()
+
+        def hold_up(_: Any, __: Any, statement: str, *___: Any) -> None:
+            if "queue_listen" in statement:
+                asked.set()
+                assert go.wait(60)
+
+        app = worker_of("plain", lambda *_: None, poll=0.05)
+        event.listen(app.engine, "before_cursor_execute", hold_up)
+        with app:
+            assert asked.wait(30)
+            put(session, "acme")
+            wait_for_endings(session, 1)
+            go.set()
+
 
 class TestTheConnection:
     async def test_that_nobody_waits_for(self, engine_of: EngineOf) -> None:
@@ -354,3 +375,24 @@ class TestTheConnection:
             go.set()
         assert "lost the connection that listens, trying again in" in caplog.text
         assert "TimeoutError" in caplog.text
+
+    def test_that_may_not_ask(self, session: Session, worker_of: WorkerOf, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Its role lacks a right, say: it isn't made anew ten times a second for ever, as all was well until then."""
+        failures: list[int] = []
+
+        def pause(failed: int) -> float:
+            failures.append(failed)
+            return 0.01
+
+        def refuse(_: Any, __: Any, statement: str, *___: Any) -> None:
+            if "queue_listen" in statement:
+                raise PermissionError("queue_listen")
+
+        monkeypatch.setattr(listening, "backoff", pause)
+        app = worker_of("plain", lambda *_: None)
+        event.listen(app.engine, "before_cursor_execute", refuse)
+        with app:
+            wait_until(lambda: len(failures) >= 4)
+            put(session, "acme")
+            wait_for_endings(session, 1)
+        assert failures[:4] == [1, 2, 3, 4]

@@ -346,6 +346,24 @@ class TestEmbedding:
             fq.worker.run(good, bad)
         assert leased(session) == 0
 
+    def test_several_workers_of_one_engine(self, session: Session, engine_of: EngineOf) -> None:
+        """Its connections are closed once, when the last one has ended."""
+        engine, disposed = engine_of("async"), []
+        event.listen(engine.sync_engine, "engine_disposed", disposed.append)
+        workers = [fq.Worker(engine, queue=queue, poll=0.05) for queue in ("first", "last")]
+
+        async def stop(message: fq.LeasedMessage[Any]) -> None:
+            while message.queue == "last" and workers[0]._run is not None:
+                await asyncio.sleep(0.01)
+            assert not disposed
+            workers[message.queue == "last"].stop()
+
+        for worker in workers:
+            worker.handler(stop)
+            put(session, "acme", queue=worker.queue)
+        assert fq.worker.run(*workers) == 0
+        assert len(disposed) == 1
+
 
 @pytest.mark.parametrize("kind", ["plain session", "async", "asyncpg session"])
 @pytest.mark.parametrize("grace", [0, 30])

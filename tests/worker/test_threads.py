@@ -60,3 +60,33 @@ async def test_what_is_raised(threads: Threads, error: type[BaseException]) -> N
             await threads.run(fail)
     assert await threads.run(lambda: 1) == 1
     assert threads_of_workers() == 1
+
+
+async def test_the_system_has_no_more(
+    threads: Threads, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Calls wait for those that there are, which is said once; and are given more as soon as there are."""
+    start, go = threading.Thread.start, threading.Event()
+
+    def refuse(thread: threading.Thread) -> None:
+        if threads_of_workers() >= 2:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    def call(number: int) -> int:
+        assert go.wait(30)
+        return number
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        calls = [asyncio.create_task(threads.run(partial(call, number))) for number in range(6)]
+        await asyncio.sleep(0)  # all have been asked for
+        go.set()
+        assert await asyncio.gather(*calls) == list(range(6))
+        assert threads_of_workers() == 2
+    assert [record.message for record in caplog.records] == [
+        "can't start new thread, so handlers and statements wait for one of 2 threads"
+    ]
+    barrier = threading.Barrier(3, timeout=30)
+    await asyncio.gather(*(threads.run(barrier.wait) for _ in range(3)))
+    assert threads_of_workers() == 3
