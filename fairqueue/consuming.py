@@ -40,8 +40,8 @@ be put back::
 Limitations: :func:`dequeue` needs a READ COMMITTED transaction, and holds the turn of its queue until that ends: other
 dequeues of the queue wait for it (10 s at most, then they raise). A transaction that has already written doesn't wait,
 and gets nothing, as waiting could deadlock; one that holds an advisory lock or a LOCK TABLE isn't recognised as such.
-Producers never wait for a dequeue; completions only for that which, once a day, drops the oldest day of history, until
-it commits. In REPEATABLE READ and SERIALIZABLE transactions PostgreSQL may
+Producers never wait for a dequeue; completions, and producers whose messages are dropped, only for that which, once a
+day, drops the oldest day of history, until it commits. In REPEATABLE READ and SERIALIZABLE transactions PostgreSQL may
 refuse a completion with a serialization failure: if the lease was extended after the transaction began, and, when it
 is SERIALIZABLE, if others enqueue at the same time; try it again.
 """
