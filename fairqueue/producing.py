@@ -46,8 +46,9 @@ given to :func:`fairqueue.translate_errors`, else SQLAlchemy's DatabaseError. A 
 its history knows. What other open transactions have put in isn't counted, so it may be overshot by that much. A
 SERIALIZABLE transaction that enqueues to a bounded channel may meet a serialization failure.
 
-**After an error** PostgreSQL does nothing more in the transaction, and its commit is a rollback that says nothing; after
-a flush SQLAlchemy refuses to commit (PendingRollbackError). Who catches ``DuplicateKey`` or ``ChannelFull`` and goes on needs a savepoint around the call::
+**After an error** PostgreSQL does nothing more in the transaction, and its commit is a rollback that says nothing.
+After a flush SQLAlchemy refuses to commit (PendingRollbackError). Who catches ``DuplicateKey`` or ``ChannelFull`` and
+goes on needs a savepoint around the call::
 
     try:
         with session.begin_nested():

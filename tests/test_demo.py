@@ -282,9 +282,9 @@ def test_the_command_line_has_the_same_demo(tmp_path: Path) -> None:
     assert "/nowhere" in done.stderr
     assert program.commands["demo"] is demo
 
-    done = CliRunner().invoke(program, ["--dsn", "mysql://localhost", "demo", *options])
-    assert (done.exit_code, done.stdout) == (2, "")
-    assert done.stderr == "fairqueue: a database URL must begin with postgresql:// or postgresql+psycopg://\n"
+    refused = CliRunner().invoke(program, ["--dsn", "mysql://localhost", "demo", *options])
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert refused.stderr == "fairqueue: a database URL must begin with postgresql:// or postgresql+psycopg://\n"
 
 
 def test_a_quiet_tenant_is_served_in_the_first_round(empty_database_url: str, tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def demo(context: click.Context, *, tenants: int, files: Path | None, workers: i
     ends = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is not signal.SIG_IGN]
     before = {each: signal.signal(each, _terminate) for each in ends}
     try:
-        exact = _show(given, tenants, files, workers, batch, picture)
+        exact = _show(given, tenants, files, workers=workers, batch=batch, picture=picture)
     except KeyboardInterrupt:
         click.echo("Stopped. Nothing is left in the database.", err=True)
         context.exit(INTERRUPTED)
@@ -83,7 +83,7 @@ def demo(context: click.Context, *, tenants: int, files: Path | None, workers: i
     context.exit(0 if exact else 1)
 
 
-def _show(dsn: str | None, tenants: int, files: Path | None, workers: int, batch: int, picture: Path) -> bool:
+def _show(dsn: str | None, tenants: int, files: Path | None, *, workers: int, batch: int, picture: Path) -> bool:
     folder = files.absolute() if files else standard_library()
     paths = find_files(folder, suffix="" if files else ".py")
     if not paths:

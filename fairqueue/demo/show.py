@@ -26,7 +26,10 @@ from .work import EXAMINED_UP_TO
 
 
 def show(load: Load, *, dsn: str | None = None, workers: int, batch: int, picture: Path) -> bool:
-    """Run the whole demo, in the database of that URL if there is one; says whether each file has one result in both."""
+    """Run the whole demo; says whether each file has exactly one result in both runs.
+
+    :param dsn: the database to use; None: that of FAIRQUEUE_DSN, else an embedded server's.
+    """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # where there is no arrow, a question mark will do
     console = Console(highlight=False)
@@ -39,14 +42,14 @@ def show(load: Load, *, dsn: str | None = None, workers: int, batch: int, pictur
 
 def _race(console: Console, load: Load, workers: int, batch: int, dsn: str | None) -> list[Figures]:
     with nullcontext(sqlalchemy_url(dsn)) if dsn else embedded.database_url() as url, installed(url) as place:
-        _announce(console, load, workers, batch, place, dsn)
+        _announce(console, load, place, dsn, workers=workers, batch=batch)
         with Display(console, load) as display:
             race(place, load, workers=workers, batch=batch, watch=display.show)
         with place.engine() as engine:
             return [measure(engine, name) for name in QUEUES]
 
 
-def _announce(console: Console, load: Load, workers: int, batch: int, place: Place, dsn: str | None) -> None:
+def _announce(console: Console, load: Load, place: Place, dsn: str | None, *, workers: int, batch: int) -> None:
     lines = {
         "Files": str(load.folder),
         "Work": f"parse, hash, compress up to {EXAMINED_UP_TO >> 20} MB of each; result and completion commit together",

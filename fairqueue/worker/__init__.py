@@ -375,6 +375,7 @@ async def _dispose(*workers: Worker) -> None:
 def _factory(field: str, given: T, others: tuple[type, ...]) -> T:
     if given is not None and not callable(given):
         raise InvalidValue(f"{field} must make sessions, as a sessionmaker does, not be {given!r}")
-    if isinstance(given, others) or (isinstance(given, type) and issubclass(given, others)):
+    kind: Any = given  # a class, or what makes them
+    if issubclass(kind if isinstance(kind, type) else type(kind), others):
         raise InvalidValue(f"{field} must make the other kind of session, not be {given!r}")
     return given

@@ -86,7 +86,7 @@ class Handler:
                     handled = self.judge(error)
                     raise
                 handled = settle(session, message, decision)
-            return handled
+            return handled  # noqa: RET504 - what the session's end has swallowed, too
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is the message's
             return self.judge(error, handled)
 

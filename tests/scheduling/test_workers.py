@@ -13,10 +13,9 @@ from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
-from tests.acts import complete, drain, expire, lease_of, put, wait_until
+from tests.acts import complete, expire, lease_of, put, wait_until
 from tests.faults.crew import context
 from tests.faults.workers import take_and_hang
-from tests.fixtures.connections import Raw
 from tests.fixtures.postgres import libpq
 from tests.invariants import check_invariants
 

@@ -80,6 +80,7 @@ async def test_what_cannot_be_sent(engine_of: EngineOf) -> None:
             await database.run(partial(Session.execute, statement=statement))
         assert not isinstance(caught.value, DBAPIError)
         assert not _lost(caught.value), statement
+    assert isinstance(database.engine, Engine)
     with database.engine.connect(), pytest.raises(SQLAlchemyError) as caught:
         await database.run(lambda session: session.execute(text("SELECT 1")))
     assert _lost(caught.value)

@@ -20,6 +20,7 @@ from sqlalchemy.orm import Session
 import fairqueue as fq
 from fairqueue.worker import database, running
 from fairqueue.worker.database import Database
+from fairqueue.worker.jobs import Job
 from fairqueue.worker.running import Run
 from fairqueue.worker.threads import Threads
 from tests.acts import put, wait_until
@@ -431,19 +432,25 @@ def test_a_log_that_fails(session: Session, worker_of: WorkerOf) -> None:
     assert len(refused) == 2
 
 
-async def test_what_has_committed_is_finished(session: Session, engine_of: EngineOf) -> None:
+async def test_what_has_committed_is_finished(
+    session: Session, engine_of: EngineOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where the time of grace is over while the handler's session still closes: nothing is handed back."""
     put(session, "acme")
-    engine, closing = engine_of("async session"), asyncio.Event()
+    engine, closing, given_up = engine_of("async session"), asyncio.Event(), asyncio.Event()
+    give_up = Job.give_up
 
     class Slow(AsyncSession):
         async def close(self) -> None:
-            try:
-                closing.set()
-                await asyncio.sleep(60)  # until it is cancelled
-            finally:
-                await super().close()
+            closing.set()
+            await given_up.wait()
+            await super().close()
 
+    def note(job: Job) -> None:
+        give_up(job)
+        given_up.set()
+
+    monkeypatch.setattr(Job, "give_up", note)
     app = fq.Worker(engine, grace=0, async_session=async_sessionmaker(engine, class_=Slow))
 
     @app.handler

@@ -348,20 +348,21 @@ class TestEmbedding:
 
     def test_several_workers_of_one_engine(self, session: Session, engine_of: EngineOf) -> None:
         """Its connections are closed once, when the last one has ended."""
-        engine, disposed = engine_of("async"), []
+        engine = engine_of("async")
+        disposed: list[Any] = []
         event.listen(engine.sync_engine, "engine_disposed", disposed.append)
-        workers = [fq.Worker(engine, queue=queue, poll=0.05) for queue in ("first", "last")]
+        first, last = (fq.Worker(engine, queue=queue, poll=0.05) for queue in ("first", "last"))
+        first.handler(lambda _: first.stop())
 
-        async def stop(message: fq.LeasedMessage[Any]) -> None:
-            while message.queue == "last" and workers[0]._run is not None:
-                await asyncio.sleep(0.01)
+        @last.handler
+        def stop(_: fq.LeasedMessage[Any]) -> None:
+            wait_until(lambda: first._run is None)
             assert not disposed
-            workers[message.queue == "last"].stop()
+            last.stop()
 
-        for worker in workers:
-            worker.handler(stop)
-            put(session, "acme", queue=worker.queue)
-        assert fq.worker.run(*workers) == 0
+        for queue in ("first", "last"):
+            put(session, "acme", queue=queue)
+        assert fq.worker.run(first, last) == 0
         assert len(disposed) == 1
 
 
