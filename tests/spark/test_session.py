@@ -45,6 +45,13 @@ class TestWorkers:
         assert (python, found) == (sys.executable, pyspark.__file__)
         assert not [place for place in path if place.endswith((".jar", "pyspark.zip")) or "/py4j-" in place]
 
+    def test_are_forks_of_one_that_has_imported_what_they_need(self, spark: "SparkSession") -> None:
+        def here(_: int) -> tuple[bool, ...]:
+            modules = set(sys.modules)  # before anything else is done in it
+            return tuple(name in modules for name in ("fairqueue.spark.source", "pandas"))
+
+        assert spark.sparkContext.parallelize([0], 1).map(here).collect() == [(True, True)]
+
 
 @pytest.mark.usefixtures("unset")
 class TestPython:
