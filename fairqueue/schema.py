@@ -222,22 +222,26 @@ def verify(connection: Connection, schema: str | None = None) -> None:
 def mismatch(schema: str, found: int) -> SchemaVersionError:
     """The error that says what to do about the version that was found, which is not this library's."""
     if found == 0:
-        problem = (
-            f"schema {schema!r} has no fairqueue: {_MIGRATE} op.create_fairqueue({HEAD});"
-            " is it in another schema? give the engine execution_options=fq.in_schema(...)"
+        way_out = (
+            f"{_MIGRATE} op.create_fairqueue({HEAD}); is it in another schema? give the engine"
+            " execution_options=fq.in_schema(...)"
         )
     elif found < HEAD:
-        problem = (
-            f"schema {schema!r} holds version {found} of fairqueue, this library needs {HEAD}:"
-            f" {_MIGRATE} op.upgrade_fairqueue({found}, {HEAD})"
-        )
+        way_out = f"{_MIGRATE} op.upgrade_fairqueue({found}, {HEAD})"
     else:
-        problem = (
-            f"schema {schema!r} holds version {found} of fairqueue, this library knows no more than {HEAD}:"
-            f" upgrade the package, or write a revision with op.downgrade_fairqueue({found}, {HEAD}) while the newer"
+        way_out = (
+            f"upgrade the package, or write a revision with op.downgrade_fairqueue({found}, {HEAD}) while the newer"
             " package is installed"
         )
-    return SchemaVersionError(problem)
+    return SchemaVersionError(f"{holds(schema, found)}: {way_out}")
+
+
+def holds(schema: str, found: int, who: str = "library") -> str:
+    """What is wrong with the version that was found."""
+    if found == 0:
+        return f"schema {schema!r} has no fairqueue"
+    needs = "needs" if found < HEAD else "knows no more than"
+    return f"schema {schema!r} holds version {found} of fairqueue, this {who} {needs} {HEAD}"
 
 
 def install(connection: Connection, schema: str | None = None) -> None:
