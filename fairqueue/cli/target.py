@@ -113,12 +113,8 @@ def _engine(url: str) -> Engine:
     from sqlalchemy import create_engine
 
     from fairqueue._url import parsed
-    from fairqueue.errors import InvalidValue
 
-    try:
-        place = parsed(url)
-    except InvalidValue as error:
-        raise Invalid(str(error)) from None
+    place = parsed(url)
     # A pooler in transaction mode has a statement prepared on one server connection and executes it on another.
     arguments: dict[str, Any] = {"prepare_threshold": None}
     if "connect_timeout" not in place.query:
