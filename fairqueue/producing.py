@@ -267,7 +267,8 @@ def enqueue_copy(session: SyncSession | AnyAsyncSession, rows: Iterable[MessageR
             )
         driver: Any = connection.connection.driver_connection
         now: Any = connection.scalar(select(SchemaFunction("unix_ms", clock(), type_=BigInteger)))
-        copy = f"COPY {_message_table(session)} ({', '.join(COPY_COLUMNS)}) FROM STDIN"
+        schema = schema_of({**connection.get_execution_options(), **getattr(session, "execution_options", {})})
+        copy = f"COPY {quote(schema)}.message ({', '.join(COPY_COLUMNS)}) FROM STDIN"
         # The driver would wait for its own connection, for ever.
         for act, refuse in _REFUSED.items():
             event.listen(connection, act, refuse)
@@ -285,15 +286,6 @@ def enqueue_copy(session: SyncSession | AnyAsyncSession, rows: Iterable[MessageR
                 event.remove(connection, act, refuse)
 
     return run_in(session, run)
-
-
-def _message_table(session: Session) -> str:
-    """The name of the message table in the schema that the session's statements go to."""
-    options = {
-        **session.connection(bind_arguments=BIND).get_execution_options(),
-        **getattr(session, "execution_options", {}),
-    }
-    return f"{quote(schema_of(options))}.message"
 
 
 def _refuse_to_roll_back(connection: Connection) -> None:
