@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 import psycopg
@@ -46,7 +46,7 @@ def main(scenarios: Sequence[str], size: str | None, systems: str | None, out: P
     PostgreSQL is an embedded one of this run's own, with PostgreSQL's own settings, on disk (TMPDIR says which), or the
     server in FAIRQUEUE_DSN, where databases are made and dropped. Ctrl-C leaves nothing behind but what was written.
     """
-    signal.signal(signal.SIGTERM, _terminate)  # ends as Ctrl-C does
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does
     names = list(SYSTEMS) if systems is None else [name.strip() for name in systems.split(",")]
     if unknown := [name for name in names if name not in SYSTEMS]:
         raise click.BadParameter(
@@ -126,10 +126,6 @@ def measure(bench: Bench, name: str, cases: Sequence[Case], progress: Progress, 
         "notes": bench.notes,
         "records": records,
     }
-
-
-def _terminate(*_: object) -> NoReturn:
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":
