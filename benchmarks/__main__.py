@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,7 @@ def measure(bench: Bench, name: str, cases: Sequence[Case], progress: Progress, 
         if not progress.console.is_terminal:
             progress.console.print(f"{name}: {case.label}", soft_wrap=True)
         try:
-            records += [record.as_dict() for record in case.run(bench)]
+            records += [asdict(record) for record in case.run(bench)]
         except Exception as error:  # noqa: BLE001 (the systems that are measured raise what they like)
             # The others have their figures all the same, but without a server nobody has: earlier ones stay.
             bench.place.check()
