@@ -30,6 +30,7 @@ from typing import Any
 from sqlalchemy import Connection, CursorResult, Dialect, text
 from sqlalchemy.dialects.postgresql import dialect as postgresql_dialect
 
+from ._checks import UNSTORABLE
 from .errors import InvalidValue, SchemaVersionError
 
 __all__ = [
@@ -390,7 +391,8 @@ def check_schema_name(schema: object) -> None:
     """Raise :class:`InvalidValue` unless ``schema`` can be the name of a schema."""
     if (
         not isinstance(schema, str)
-        or re.search("[\x00\ud800-\udfff]|[$]fq[$]", schema)
+        or UNSTORABLE.search(schema)
+        or "$fq$" in schema
         or not 1 <= len(schema.encode()) <= 63
     ):
         raise InvalidValue(f"schema must be a name of 1 to 63 bytes, not {schema!r}")

@@ -26,7 +26,7 @@ from sqlalchemy.orm import InstanceState, Mapped, Mapper, mapped_column, validat
 from sqlalchemy.types import TypeEngine
 from typing_extensions import TypeVar
 
-from fairqueue._checks import YEAR, check_count, check_name, check_seconds
+from fairqueue._checks import YEAR, check_count, check_name, check_seconds, is_number
 from fairqueue.errors import InvalidValue
 from fairqueue.payloads import BytesPayload, JSONPayload, declared_payload_type, payload_column_type
 from fairqueue.schedule import Delay
@@ -73,7 +73,7 @@ check_backoff = _or_none(check_seconds, maximum=YEAR)
 
 def check_cost(field: str, value: object) -> float:
     """The cost of a message, or :class:`InvalidValue`."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= 1_000_000:
+    if not is_number(value) or not 0 < value <= 1_000_000:
         raise InvalidValue(f"{field} must be more than 0 and at most 1000000, not {value!r}")
     return float(value)
 
