@@ -61,7 +61,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 
 from sqlalchemy import BigInteger, Connection, event, select
 from sqlalchemy.exc import DBAPIError
@@ -185,7 +185,7 @@ def enqueue_unique(
     if key is None:
         raise InvalidValue("key must be text, not None: use enqueue for messages without one")
     row: Any = {"channel": channel, "payload": payload, "key": key, **fields}
-    sending = create_one(record_of(row), check_choice("on_conflict", on_conflict, "raise", "ignore", "replace"))
+    sending = create_one(record_of(row), check_choice("on_conflict", on_conflict, *get_args(OnConflict)))
 
     def run(session: Session) -> int:
         session.flush()
@@ -226,7 +226,7 @@ def enqueue_many(
     :raises DuplicateKey: if told to.
     :raises ChannelFull: if a channel has no room for all of them; none has been enqueued then.
     """
-    check_choice("on_conflict", on_conflict, "raise", "ignore", "replace")
+    check_choice("on_conflict", on_conflict, *get_args(OnConflict))
     batch = list(records(rows))
     has_keys = any(record.key is not None for record in batch)
     sending = create_many(batch, on_conflict) if has_keys else insert_many(batch)

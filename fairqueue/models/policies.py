@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from sqlalchemy import (
     BigInteger,
@@ -57,7 +57,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "release_interval_ms": lambda field, value: check_count(field, value, 0, 1000 * YEAR),
     "burst": lambda field, value: check_count(field, value, 1, 1_000_000),
     "max_size": lambda field, value: check_count(field, value, 1),
-    "overflow": lambda field, value: check_choice(field, value, "reject", "drop"),
+    "overflow": lambda field, value: check_choice(field, value, *get_args(Overflow)),
     "paused": check_flag,
     "resume_at": check_end,
     "max_attempts": lambda field, value: check_count(field, value, 1),
