@@ -6,8 +6,9 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 import psycopg
@@ -46,7 +47,7 @@ def main(scenarios: Sequence[str], size: str | None, systems: str | None, out: P
     PostgreSQL is an embedded one of this run's own, with PostgreSQL's own settings, on disk (TMPDIR says which), or the
     server in FAIRQUEUE_DSN, where databases are made and dropped. Ctrl-C leaves nothing behind but what was written.
     """
-    signal.signal(signal.SIGTERM, _terminate)  # ends as Ctrl-C does
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does
     names = list(SYSTEMS) if systems is None else [name.strip() for name in systems.split(",")]
     if unknown := [name for name in names if name not in SYSTEMS]:
         raise click.BadParameter(
@@ -108,7 +109,7 @@ def measure(bench: Bench, name: str, cases: Sequence[Case], progress: Progress, 
         if not progress.console.is_terminal:
             progress.console.print(f"{name}: {case.label}", soft_wrap=True)
         try:
-            records += [record.as_dict() for record in case.run(bench)]
+            records += [asdict(record) for record in case.run(bench)]
         except Exception as error:  # noqa: BLE001 (the systems that are measured raise what they like)
             # The others have their figures all the same, but without a server nobody has: earlier ones stay.
             bench.place.check()
@@ -126,10 +127,6 @@ def measure(bench: Bench, name: str, cases: Sequence[Case], progress: Progress, 
         "notes": bench.notes,
         "records": records,
     }
-
-
-def _terminate(*_: object) -> NoReturn:
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import psycopg
 
 from .processes import Child, ProcessFailed
 from .systems import SYSTEMS
+from .systems.base import value_of
 
 #: Seconds from "go" to the start, for everybody to have heard it.
 _HEADSTART = 0.05
@@ -173,9 +174,8 @@ def _ahead(connection: Any) -> float:
     """Seconds that the server's clock is ahead of ours; 0 where the times of an order are ours."""
     if not isinstance(connection, psycopg.Connection):
         return 0.0
-    row = connection.execute("SELECT extract(epoch FROM clock_timestamp())::double precision").fetchone()
-    assert row is not None
-    return float(row[0]) - time.time()
+    now: float = value_of(connection, "SELECT extract(epoch FROM clock_timestamp())::double precision")
+    return now - time.time()
 
 
 def _batches(system: Any, connection: Any, task: Task, until: float | None) -> Iterator[list[Any]]:

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import psycopg
 
@@ -45,14 +45,6 @@ class Case:
     run: Callable[[Bench], Iterable[Record]]
     #: Roughly how many seconds it takes on two cores.
     seconds: float = 1.0
-
-
-class Scenario(Protocol):
-    """The modules in `scenarios`. The docstring's first line is the heading of its part of the report."""
-
-    __doc__: str | None
-
-    def cases(self, size: Size) -> list[Case]: ...
 
 
 @dataclass

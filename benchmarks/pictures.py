@@ -35,7 +35,7 @@ Height = Callable[[Record], float]
 
 def draw(folder: Path, name: str, records: Iterable[Mapping[str, Any]]) -> list[str]:
     """Draw what there is to draw of a scenario; the names of the files."""
-    found = [Record.from_dict(values) for values in records]
+    found = [Record(**values) for values in records]
     if name not in _PICTURES or not found:
         return []
     # 800 points wide: in a page of 800 pixels, letters are as large as they say.

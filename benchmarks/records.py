@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
 
 __all__ = ["Record", "Wanted", "at_least", "at_most", "percentile", "ratio_record", "value_record"]
 
@@ -57,13 +56,6 @@ class Record:
     values: list[float] = field(default_factory=list)
     #: Likewise of the reference.
     of: list[float] = field(default_factory=list)
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Record:
-        return cls(**values)
 
 
 def value_record(

@@ -83,7 +83,7 @@ def page(
 ) -> str:
     """The report."""
     parts = ["# Benchmarks", _INTRODUCTION]
-    records = {name: [Record.from_dict(values) for values in result["records"]] for name, result in results.items()}
+    records = {name: [Record(**values) for values in result["records"]] for name, result in results.items()}
     titles = {name: (inspect.getdoc(modules[name]) or name).partition("\n") for name in results}
     if goals := _goals(records, results, {name: title for name, (title, _, _) in titles.items()}):
         parts += ["## Goals", goals, _WHOSE_GOALS]

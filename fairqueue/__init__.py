@@ -29,6 +29,8 @@ and the channels take turns. Parts:
 * :mod:`fairqueue.payloads`: typed payloads
 * :mod:`fairqueue.cli`, :mod:`fairqueue.flask`, :mod:`fairqueue.fastapi`, :mod:`fairqueue.testing`: for the command
   line, the web, and your tests
+* :mod:`fairqueue.spark`: the data pipeline
+* :mod:`fairqueue.embedded`, :mod:`fairqueue.demo`: a PostgreSQL for development and tests, and the demo
 * ``fairqueue/sql/head``: the queue itself, in plpgsql
 
 Names are loaded when they are first used: Alembic imports this package in every program that uses Alembic, for the

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 from typing import TypeGuard
 
@@ -9,6 +10,7 @@ from .errors import InvalidValue
 
 __all__ = [
     "TEN_YEARS",
+    "UNSTORABLE",
     "YEAR",
     "check_choice",
     "check_count",
@@ -18,12 +20,16 @@ __all__ = [
     "check_name",
     "check_number",
     "check_seconds",
+    "is_number",
     "is_whole",
 ]
 
 #: In seconds, as are the longest delays and leases, and the longest pauses between attempts.
 TEN_YEARS = 315_576_000
 YEAR = TEN_YEARS // 10
+
+#: What text in PostgreSQL can't hold: a NUL character, and half a surrogate pair.
+UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 _MAX_INTEGER = 2**31 - 1
 #: What is read back in another time zone than UTC has to be in the years that Python knows.
@@ -36,14 +42,14 @@ def check_name(field: str, value: object) -> str:
         raise InvalidValue(f"{field} must be text, not {value!r}")
     if not 1 <= len(value) <= 255:
         raise InvalidValue(f"{field} must have 1 to 255 characters, not {len(value)}")
-    if "\x00" in value or any("\ud800" <= character <= "\udfff" for character in value):
+    if UNSTORABLE.search(value):
         raise InvalidValue(f"{field} holds a character that PostgreSQL can't store: {value!r}")
     return value
 
 
 def check_number(field: str, value: object, minimum: float, maximum: float) -> float:
     """A number from ``minimum`` to ``maximum`` (so neither NaN nor infinite), or :class:`InvalidValue`."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or not minimum <= value <= maximum:
+    if not is_number(value) or not minimum <= value <= maximum:
         raise InvalidValue(f"{field} must be a number from {minimum:g} to {maximum:g}, not {value!r}")
     return float(value)
 
@@ -91,7 +97,7 @@ def check_end(field: str, value: object) -> datetime:
 def check_seconds(field: str, value: object, minimum: float = 0, maximum: float = TEN_YEARS) -> float:
     """A time span in seconds, or as a timedelta; :class:`InvalidValue` unless it is in ``minimum`` to ``maximum``."""
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
-    if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not minimum <= seconds <= maximum:
+    if not is_number(seconds) or not minimum <= seconds <= maximum:
         raise InvalidValue(f"{field} must be between {minimum:g} and {maximum} seconds, not {value!r}")
     return float(seconds)
 
@@ -99,3 +105,8 @@ def check_seconds(field: str, value: object, minimum: float = 0, maximum: float 
 def is_whole(value: object) -> TypeGuard[int]:
     """Whether ``value`` is an int; True and False are not."""
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether ``value`` is an int or a float; True and False are not."""
+    return isinstance(value, int | float) and not isinstance(value, bool)

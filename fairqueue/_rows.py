@@ -157,13 +157,13 @@ def record_of(row: MessageRow) -> Record:
     return Record(
         queue=check_name("queue", row.get("queue", "default")),
         channel=check_name("channel", row["channel"]),
-        key=check_key(row.get("key")),
+        key=check_key("key", row.get("key")),
         payload=None if payload is None else json_text(payload, "payload"),
         body=check_body(body),
         dequeue_at=None if isinstance(when, Delay) else when,
-        cost=check_cost(row.get("cost", 1)),
-        max_attempts=check_max_attempts(row.get("max_attempts")),
-        backoff=check_backoff(row.get("backoff")),
+        cost=check_cost("cost", row.get("cost", 1)),
+        max_attempts=check_max_attempts("max_attempts", row.get("max_attempts")),
+        backoff=check_backoff("backoff", row.get("backoff")),
         delay=float(when) if isinstance(when, Delay) else None,
     )
 

@@ -197,7 +197,7 @@ def fail(
     :raises InvalidValue: naming the parameter.
     """
     text = None if error is None else error_text("error", error)
-    seconds = cast(None, Double) if delay is None else _seconds("delay", delay)
+    seconds = _delay(delay)
     return _results(
         "message_fail", *lease_arrays(leases), cast(text, Text), seconds, cast(check_flag("retry", retry), Boolean)
     )
@@ -219,8 +219,7 @@ def defer(leases: Leases, *, delay: float | timedelta | None = 0, state: Any = N
         if state is None
         else func.array_fill(cast(literal(json_text(state, "state"), Text), JSONB), array([func.cardinality(ids)]))
     )
-    seconds = cast(None, Double) if delay is None else _seconds("delay", delay)
-    return _results("message_defer", ids, attempts, seconds, cast(saved, ARRAY(JSONB)))
+    return _results("message_defer", ids, attempts, _delay(delay), cast(saved, ARRAY(JSONB)))
 
 
 def heartbeat(leases: Leases, *, lease: float | timedelta = 30) -> Results:
@@ -232,7 +231,7 @@ def heartbeat(leases: Leases, *, lease: float | timedelta = 30) -> Results:
     :param lease: seconds or a timedelta, 0.001 at least.
     :raises InvalidValue: naming the parameter.
     """
-    return _results("message_heartbeat", *lease_arrays(leases), _seconds("lease", lease, minimum=0.001))
+    return _results("message_heartbeat", *lease_arrays(leases), cast(check_seconds("lease", lease, 0.001), Double))
 
 
 def cancel(messages: Messages) -> Results:
@@ -313,5 +312,5 @@ def _results(function: str, *arguments: Any) -> Results:
     return _ENDED.select_from(SchemaFunction(function, *arguments))
 
 
-def _seconds(field: str, value: float | timedelta, minimum: float = 0) -> Any:
-    return cast(check_seconds(field, value, minimum), Double)
+def _delay(value: float | timedelta | None) -> Any:
+    return cast(None if value is None else check_seconds("delay", value), Double)

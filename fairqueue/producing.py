@@ -62,7 +62,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 
 from sqlalchemy import BigInteger, Connection, event, select
 from sqlalchemy.exc import DBAPIError
@@ -186,7 +186,7 @@ def enqueue_unique(
     if key is None:
         raise InvalidValue("key must be text, not None: use enqueue for messages without one")
     row: Any = {"channel": channel, "payload": payload, "key": key, **fields}
-    sending = create_one(record_of(row), check_choice("on_conflict", on_conflict, "raise", "ignore", "replace"))
+    sending = create_one(record_of(row), check_choice("on_conflict", on_conflict, *get_args(OnConflict)))
 
     def run(session: Session) -> int:
         session.flush()
@@ -227,7 +227,7 @@ def enqueue_many(
     :raises DuplicateKey: if told to.
     :raises ChannelFull: if a channel has no room for all of them; none has been enqueued then.
     """
-    check_choice("on_conflict", on_conflict, "raise", "ignore", "replace")
+    check_choice("on_conflict", on_conflict, *get_args(OnConflict))
     batch = list(records(rows))
     has_keys = any(record.key is not None for record in batch)
     sending = create_many(batch, on_conflict) if has_keys else insert_many(batch)
@@ -268,7 +268,8 @@ def enqueue_copy(session: SyncSession | AnyAsyncSession, rows: Iterable[MessageR
             )
         driver: Any = connection.connection.driver_connection
         now: Any = connection.scalar(select(SchemaFunction("unix_ms", clock(), type_=BigInteger)))
-        copy = f"COPY {_message_table(session)} ({', '.join(COPY_COLUMNS)}) FROM STDIN"
+        schema = schema_of({**connection.get_execution_options(), **getattr(session, "execution_options", {})})
+        copy = f"COPY {quote(schema)}.message ({', '.join(COPY_COLUMNS)}) FROM STDIN"
         # The driver would wait for its own connection, for ever.
         for act, refuse in _REFUSED.items():
             event.listen(connection, act, refuse)
@@ -286,15 +287,6 @@ def enqueue_copy(session: SyncSession | AnyAsyncSession, rows: Iterable[MessageR
                 event.remove(connection, act, refuse)
 
     return run_in(session, run)
-
-
-def _message_table(session: Session) -> str:
-    """The name of the message table in the schema that the session's statements go to."""
-    options = {
-        **session.connection(bind_arguments=BIND).get_execution_options(),
-        **getattr(session, "execution_options", {}),
-    }
-    return f"{quote(schema_of(options))}.message"
 
 
 def _refuse_to_roll_back(connection: Connection) -> None:

@@ -32,7 +32,7 @@ with this key is live.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 from sqlalchemy import Connection, text
 
@@ -44,7 +44,7 @@ __all__ = ["KINDS", "Kind", "grant", "grant_sql", "revoke", "revoke_sql"]
 Kind = Literal["producer", "worker", "observer", "operator", "pipeline"]
 
 #: The kinds of roles that there are.
-KINDS: tuple[Kind, ...] = ("producer", "worker", "observer", "operator", "pipeline")
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 _ENQUEUE = "INSERT (queue, channel, key, payload, body, dequeue_at, cost, max_attempts, backoff) ON TABLE {}.message"
 

@@ -22,9 +22,9 @@ from ._checks import check_moment, check_seconds, is_whole
 from ._functions import SchemaFunction
 from .errors import InvalidValue
 
-__all__ = ["Delay", "clock", "dequeue_at"]
+__all__ = ["EPOCH", "Delay", "clock", "dequeue_at"]
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
 
 
@@ -67,7 +67,7 @@ def dequeue_at(
     if delay is not None:
         return Delay(check_seconds("delay", delay))
     if at is not None:
-        return (check_moment("at", at) - _EPOCH) // _MILLISECOND  # a float may be a millisecond early
+        return (check_moment("at", at) - EPOCH) // _MILLISECOND  # a float may be a millisecond early
     if priority is not None:
         if not is_whole(priority) or not 0 <= priority < 2**62:
             raise InvalidValue(f"priority must be a whole number of 0 or more, not {priority!r}")

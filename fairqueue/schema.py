@@ -30,6 +30,7 @@ from typing import Any
 from sqlalchemy import Connection, CursorResult, Dialect, text
 from sqlalchemy.dialects.postgresql import dialect as postgresql_dialect
 
+from ._checks import UNSTORABLE
 from .errors import InvalidValue, SchemaVersionError
 
 __all__ = [
@@ -222,22 +223,26 @@ def verify(connection: Connection, schema: str | None = None) -> None:
 def mismatch(schema: str, found: int) -> SchemaVersionError:
     """The error that says what to do about the version that was found, which is not this library's."""
     if found == 0:
-        problem = (
-            f"schema {schema!r} has no fairqueue: {_MIGRATE} op.create_fairqueue({HEAD});"
-            " is it in another schema? give the engine execution_options=fq.in_schema(...)"
+        way_out = (
+            f"{_MIGRATE} op.create_fairqueue({HEAD}); is it in another schema? give the engine"
+            " execution_options=fq.in_schema(...)"
         )
     elif found < HEAD:
-        problem = (
-            f"schema {schema!r} holds version {found} of fairqueue, this library needs {HEAD}:"
-            f" {_MIGRATE} op.upgrade_fairqueue({found}, {HEAD})"
-        )
+        way_out = f"{_MIGRATE} op.upgrade_fairqueue({found}, {HEAD})"
     else:
-        problem = (
-            f"schema {schema!r} holds version {found} of fairqueue, this library knows no more than {HEAD}:"
-            f" upgrade the package, or write a revision with op.downgrade_fairqueue({found}, {HEAD}) while the newer"
+        way_out = (
+            f"upgrade the package, or write a revision with op.downgrade_fairqueue({found}, {HEAD}) while the newer"
             " package is installed"
         )
-    return SchemaVersionError(problem)
+    return SchemaVersionError(f"{holds(schema, found)}: {way_out}")
+
+
+def holds(schema: str, found: int, who: str = "library") -> str:
+    """What is wrong with the version that was found."""
+    if found == 0:
+        return f"schema {schema!r} has no fairqueue"
+    needs = "needs" if found < HEAD else "knows no more than"
+    return f"schema {schema!r} holds version {found} of fairqueue, this {who} {needs} {HEAD}"
 
 
 def install(connection: Connection, schema: str | None = None) -> None:
@@ -386,7 +391,8 @@ def check_schema_name(schema: object) -> None:
     """Raise :class:`InvalidValue` unless ``schema`` can be the name of a schema."""
     if (
         not isinstance(schema, str)
-        or re.search("[\x00\ud800-\udfff]|[$]fq[$]", schema)
+        or UNSTORABLE.search(schema)
+        or "$fq$" in schema
         or not 1 <= len(schema.encode()) <= 63
     ):
         raise InvalidValue(f"schema must be a name of 1 to 63 bytes, not {schema!r}")

@@ -4,9 +4,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 
-import psycopg
 import sqlalchemy
-from psycopg.rows import TupleRow
 from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
@@ -142,13 +140,6 @@ def sessions_elsewhere(engine: Engine) -> list[Session]:
     if sqlalchemy.__version__ >= "2.1":
         sessions.append(Session(engine, execution_options=options))
     return sessions
-
-
-def count(connection: psycopg.Connection[TupleRow], query: str) -> int:
-    """The one number that a query returns."""
-    row = connection.execute(query.encode()).fetchone()
-    assert row is not None
-    return int(row[0])
 
 
 def clear(engine: Engine) -> None:

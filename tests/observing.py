@@ -1,5 +1,7 @@
 """Looking at what the server and its other sessions do, so that no test has to sleep and hope."""
 
+from typing import Any
+
 import psycopg
 
 from tests.fixtures.connections import Raw
@@ -28,7 +30,7 @@ def waits_for_a_lock(observer: psycopg.Connection, waiting: psycopg.Connection) 
     return bool(value(observer, query, waiting.info.backend_pid))
 
 
-def value(connection: psycopg.Connection, query: str, *parameters: object) -> object:
+def value(connection: psycopg.Connection, query: str, *parameters: object) -> Any:
     """The one value that a query returns."""
     row = connection.execute(query.encode(), parameters or None).fetchone()
     assert row is not None

@@ -1,6 +1,7 @@
 """The questions, by name, in the order in which they are asked. Each module has `cases(size)`; see measuring.Case.
 
-A scenario yields records and prints nothing. Its module's docstring is its introduction in the report.
+A scenario yields records and prints nothing. Its module's docstring is its introduction in the report, and the first
+line of that the heading.
 """
 
 from __future__ import annotations

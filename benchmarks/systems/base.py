@@ -188,9 +188,14 @@ class SQLSystem(System):
         return done
 
     def backlog(self, connection: psycopg.Connection[Any]) -> int:
-        row = connection.execute(self.backlog_sql.encode()).fetchone()
-        assert row is not None
-        return int(row[0])
+        return int(value_of(connection, self.backlog_sql))
+
+
+def value_of(connection: psycopg.Connection[Any], query: str) -> Any:
+    """The one value that a query returns."""
+    row = connection.execute(query.encode()).fetchone()
+    assert row is not None
+    return row[0]
 
 
 def payload_of(size: int) -> str:

@@ -9,7 +9,7 @@ from sqlalchemy import create_engine
 
 from fairqueue import embedded, schema
 
-from .base import SQLSystem
+from .base import SQLSystem, value_of
 
 
 class Fairqueue(SQLSystem):
@@ -47,17 +47,12 @@ class Fairqueue(SQLSystem):
     def settle(self, connection: psycopg.Connection[Any]) -> None:
         """Fold all signals. A dequeue of a paused queue does, as it finds nothing to serve."""
         connection.execute("SELECT fairqueue.queue_set('default', paused => true)")
-        while self._news(connection):
+        while value_of(connection, "SELECT EXISTS (SELECT FROM fairqueue.signal)"):
             assert not self.dequeue(connection, 10_000)
         connection.execute("DELETE FROM fairqueue.queue")  # as it was
         if self.policy_sql:
             connection.execute(self.policy_sql.encode())
         self.complete(connection, self.dequeue(connection, 1))
-
-    def _news(self, connection: psycopg.Connection[Any]) -> bool:
-        row = connection.execute("SELECT EXISTS (SELECT FROM fairqueue.signal)").fetchone()
-        assert row is not None
-        return bool(row[0])
 
 
 class FairqueueWithoutHistory(Fairqueue):

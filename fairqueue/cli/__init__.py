@@ -16,9 +16,11 @@ Another command line, such as Flask's, may have the same commands for a database
 * ``program.py``: the group of all commands, and ``commands``, those that work on a :class:`Target`
 * ``base.py``: what the commands have in common: errors in one line, exit codes
 * ``target.py``: the database that a command works on
+* ``types.py``: types of options
 * ``errors.py``: what an error means, and the way out
 * ``output.py``: tables, JSON, and text that is safe on a terminal
-* ``status.py``, ``channels.py``, ``messages.py``, ``database.py``: commands by topic
+* ``signals.py``: signals that mean something else for a while
+* ``status.py``, ``channels.py``, ``messages.py``, ``database.py``, ``bench.py``, ``spark/``: commands by topic
 * ``worker.py``, ``processes.py``: running workers, in this process or in several
 """
 

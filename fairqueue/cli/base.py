@@ -1,13 +1,4 @@
-"""What all commands have in common: an error is one line on stderr, and the exit code says what it was.
-
-==== ===================================================================================================
-0    fine
-1    what was asked about is not fine, or could not be done: a difference was found, a message was not
-     found, the database refused
-2    the command line is wrong, or a value in it
-130  stopped by Ctrl-C
-==== ===================================================================================================
-"""
+"""What all commands have in common: an error is one line on stderr, and the exit code says what it was."""
 
 from __future__ import annotations
 

@@ -16,6 +16,8 @@ import threading
 import time
 from collections.abc import Sequence
 
+from .signals import handled
+
 __all__ = ["end_with_parent", "supervise"]
 
 log = logging.getLogger("fairqueue.cli")
@@ -38,15 +40,11 @@ def supervise(command: Sequence[str], processes: int) -> int:
         for slot in slots:
             slot.stop()
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
+    with handled(stop, signal.SIGTERM, signal.SIGINT):
         for slot in slots:
             slot.thread.start()
         for slot in slots:
             slot.thread.join()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
     return max(slot.code for slot in slots)
 
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import signal
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import click
 
 from .base import Command, Failed
 from .output import as_json, duration, echo_json, make_console, make_table, moment, number, printable
+from .signals import exit_by, handled
 from .target import Target, pass_target
 
 if TYPE_CHECKING:
@@ -121,23 +121,17 @@ def _watch(target: Target, queue: str | None, limit: int | None, seconds: float)
     console = make_console()
     live = Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop")
     screen = live if _has_screen(console) else None
-    before = signal.signal(signal.SIGTERM, _terminate)  # so that the terminal is left as it was
     try:
-        with target.engine() as engine:
+        # SIGTERM, so that the terminal is left as it was.
+        with handled(exit_by, signal.SIGTERM), target.engine() as engine:
             steady = replace(target, place=engine)
             _repeat(lambda most: _look(steady, queue, most), limit, seconds, console, screen)
     except KeyboardInterrupt:
         pass  # the way to end it
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _has_screen(console: Console) -> bool:
     return console.is_terminal and not console.is_dumb_terminal  # where a Live shows nothing
-
-
-def _terminate(*_: object) -> NoReturn:
-    sys.exit(128 + signal.SIGTERM)
 
 
 def _repeat(

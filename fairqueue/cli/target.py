@@ -70,28 +70,30 @@ class Target:
 
         found = installed_version(connection, self.schema)
         if found > HEAD:
-            raise Failed(
-                f"schema {self.schema!r} holds version {found} of fairqueue, this program knows no more than {HEAD};"
-                " upgrade the package fairqueue"
-            )
+            raise self._mismatch(found)
         return found
 
     def _check_version(self, session: Session) -> None:
-        from fairqueue.schema import HEAD, installed_version, works_with
+        from fairqueue.schema import installed_version, works_with
 
         connection = session.connection()
-        if works_with(connection, self.schema, installed_version(connection, self.schema)):
-            return
-        found = self.version(connection)
+        found = installed_version(connection, self.schema)
+        if not works_with(connection, self.schema, found):
+            raise self._mismatch(found)
+
+    def _mismatch(self, found: int) -> Failed:
+        from fairqueue.schema import HEAD, holds
+
         if found == 0:
-            raise Failed(
-                f"schema {self.schema!r} has no fairqueue; run the application's migrations or, where it has none,"
-                f" `{self.command} migrate`; or name another by {self.setting}"
+            way_out = (
+                f"run the application's migrations or, where it has none, `{self.command} migrate`; or name another by"
+                f" {self.setting}"
             )
-        raise Failed(
-            f"schema {self.schema!r} holds version {found} of fairqueue, this program needs {HEAD};"
-            f" run `{self.command} migrate`, or the application's own migrations"
-        )
+        elif found < HEAD:
+            way_out = f"run `{self.command} migrate`, or the application's own migrations"
+        else:
+            way_out = "upgrade the package fairqueue"
+        return Failed(f"{holds(self.schema, found, 'program')}; {way_out}")
 
 
 pass_target = click.make_pass_decorator(Target)
@@ -111,12 +113,8 @@ def _engine(url: str) -> Engine:
     from sqlalchemy import create_engine
 
     from fairqueue._url import parsed
-    from fairqueue.errors import InvalidValue
 
-    try:
-        place = parsed(url)
-    except InvalidValue as error:
-        raise Invalid(str(error)) from None
+    place = parsed(url)
     # A pooler in transaction mode has a statement prepared on one server connection and executes it on another.
     arguments: dict[str, Any] = {"prepare_threshold": None}
     if "connect_timeout" not in place.query:

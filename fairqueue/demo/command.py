@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from pathlib import Path
-from typing import NoReturn
 
 import click
 from click.core import ParameterSource
 
 from fairqueue.cli.base import EXIT_CODES, INTERRUPTED, Command, Failed
+from fairqueue.cli.signals import exit_by, handled
 from fairqueue.cli.types import OutputFile
 
 from .load import FEW, find_files, plan, standard_library
@@ -71,15 +70,12 @@ def demo(context: click.Context, *, tenants: int, files: Path | None, workers: i
     given = root.params["dsn"] if root.get_parameter_source("dsn") is ParameterSource.COMMANDLINE else None
     # They end it as Ctrl-C does: nothing is left behind. SIGHUP is a closed terminal, which nohup has it ignore.
     ends = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is not signal.SIG_IGN]
-    before = {each: signal.signal(each, _terminate) for each in ends}
+    context.with_resource(handled(exit_by, *ends))
     try:
         exact = _show(given, tenants, files, workers=workers, batch=batch, picture=picture)
     except KeyboardInterrupt:
         click.echo("Stopped. Nothing is left in the database.", err=True)
         context.exit(INTERRUPTED)
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
     context.exit(0 if exact else 1)
 
 
@@ -95,7 +91,3 @@ def _show(dsn: str | None, tenants: int, files: Path | None, *, workers: int, ba
     except ModuleNotFoundError as error:
         raise Failed(f"{error.name} is not installed; pip install 'fairqueue[demo]'") from None
     return show(load, dsn=dsn, workers=workers, batch=batch, picture=picture)
-
-
-def _terminate(number: int, _: object) -> NoReturn:
-    sys.exit(128 + number)

@@ -14,11 +14,11 @@ from multiprocessing.context import SpawnProcess
 from sqlalchemy import Engine, func, insert, select
 from sqlalchemy.orm import Session
 
+from fairqueue.cli.signals import ignored
 from fairqueue.errors import FairqueueError
 
 from .load import NOISY, Load
 from .queues import QUEUES
-from .signals import ignored
 from .tables import Place, Result, Upload
 from .worker import work
 

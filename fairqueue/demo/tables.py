@@ -24,10 +24,9 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.schema import CreateSchema, DropSchema
 
 from fairqueue.alembic import create_fairqueue, drop_fairqueue
+from fairqueue.cli.signals import ignored
 from fairqueue.errors import FairqueueError
 from fairqueue.schema import DEFAULT_SCHEMA, HEAD
-
-from .signals import ignored
 
 _PLACEHOLDER = "fairqueue_demo"
 _NOW = text("clock_timestamp()")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic
 
@@ -25,7 +26,7 @@ from sqlalchemy.orm import InstanceState, Mapped, Mapper, mapped_column, validat
 from sqlalchemy.types import TypeEngine
 from typing_extensions import TypeVar
 
-from fairqueue._checks import YEAR, check_count, check_name, check_seconds
+from fairqueue._checks import YEAR, check_count, check_name, check_seconds, is_number
 from fairqueue.errors import InvalidValue
 from fairqueue.payloads import BytesPayload, JSONPayload, declared_payload_type, payload_column_type
 from fairqueue.schedule import Delay
@@ -54,6 +55,42 @@ def _left_out(column_type: TypeEngine[T]) -> TypeEngine[T]:
     None for a value like any other.
     """
     return column_type.evaluates_none()
+
+
+def _or_none(check: Callable[..., T], **limits: float) -> Callable[[str, object], T | None]:
+    """The check of a field that may be None."""
+
+    def checked(field: str, value: object) -> T | None:
+        return None if value is None else check(field, value, **limits)
+
+    return checked
+
+
+check_key = _or_none(check_name)
+check_max_attempts = _or_none(check_count, minimum=1)
+check_backoff = _or_none(check_seconds, maximum=YEAR)
+
+
+def check_cost(field: str, value: object) -> float:
+    """The cost of a message, or :class:`InvalidValue`."""
+    if not is_number(value) or not 0 < value <= 1_000_000:
+        raise InvalidValue(f"{field} must be more than 0 and at most 1000000, not {value!r}")
+    return float(value)
+
+
+def _check_dequeue_at(field: str, value: Any) -> Any:
+    return value if isinstance(value, ClauseElement) else _dequeue_at(dequeue_at=value)
+
+
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "queue": check_name,
+    "channel": check_name,
+    "key": check_key,
+    "dequeue_at": _check_dequeue_at,
+    "cost": check_cost,
+    "max_attempts": check_max_attempts,
+    "backoff": check_backoff,
+}
 
 
 class TypedMessage(Base, Generic[P]):
@@ -156,29 +193,9 @@ class TypedMessage(Base, Generic[P]):
             values["dequeue_at"] = when.expression() if isinstance(when, Delay) else when
         super().__init__(**values)
 
-    @validates("queue", "channel")
-    def _check_name(self, field: str, value: str) -> str:
-        return check_name(field, value)
-
-    @validates("dequeue_at")
-    def _check_dequeue_at(self, field: str, value: Any) -> Any:
-        return value if isinstance(value, ClauseElement) else _dequeue_at(dequeue_at=value)
-
-    @validates("cost")
-    def _check_cost(self, field: str, value: float) -> float:
-        return check_cost(value)
-
-    @validates("key")
-    def _check_key(self, field: str, value: str | None) -> str | None:
-        return check_key(value)
-
-    @validates("max_attempts")
-    def _check_max_attempts(self, field: str, value: int | None) -> int | None:
-        return check_max_attempts(value)
-
-    @validates("backoff")
-    def _check_backoff(self, field: str, value: float | timedelta | None) -> float | None:
-        return check_backoff(value)
+    @validates(*_CHECKS)
+    def _check(self, field: str, value: Any) -> Any:
+        return _CHECKS[field](field, value)
 
 
 @event.listens_for(TypedMessage, "before_insert", propagate=True)
@@ -220,25 +237,3 @@ def check_message_type(value: object) -> type[TypedMessage[Any]]:
     if not (isinstance(value, type) and issubclass(value, TypedMessage) and "__mapper__" in vars(value)):
         raise InvalidValue(f"message_type must be Message or a TypedMessage, not {value!r}")
     return value
-
-
-def check_cost(value: object) -> float:
-    """The cost of a message, or :class:`InvalidValue`."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= 1_000_000:
-        raise InvalidValue(f"cost must be more than 0 and at most 1000000, not {value!r}")
-    return float(value)
-
-
-def check_key(value: object) -> str | None:
-    """The key of a message or None, or :class:`InvalidValue`."""
-    return None if value is None else check_name("key", value)
-
-
-def check_max_attempts(value: object) -> int | None:
-    """How many attempts a message has, None for as many as the queue says, or :class:`InvalidValue`."""
-    return None if value is None else check_count("max_attempts", value, 1)
-
-
-def check_backoff(value: object) -> float | None:
-    """The seconds before the second attempt, None for as many as the queue says, or :class:`InvalidValue`."""
-    return None if value is None else check_seconds("backoff", value, maximum=YEAR)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from sqlalchemy import (
     BigInteger,
@@ -57,7 +57,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "release_interval_ms": lambda field, value: check_count(field, value, 0, 1000 * YEAR),
     "burst": lambda field, value: check_count(field, value, 1, 1_000_000),
     "max_size": lambda field, value: check_count(field, value, 1),
-    "overflow": lambda field, value: check_choice(field, value, "reject", "drop"),
+    "overflow": lambda field, value: check_choice(field, value, *get_args(Overflow)),
     "paused": check_flag,
     "resume_at": check_end,
     "max_attempts": lambda field, value: check_count(field, value, 1),
@@ -68,9 +68,18 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
 
 
 class _Policy(Base):
-    """Checks what is set. None is a value where the column takes it."""
+    """Checks what is set, and leaves out what is UNSET. None is a value where the column takes it."""
 
     __abstract__ = True
+
+    def __init__(self, **values: Any) -> None:
+        given = {field: value for field, value in values.items() if value is not UNSET}
+        # A time to resume is given only with a pause, which has no other end.
+        if given.get("resume_at") is not None and given.get("paused") is not True:
+            raise InvalidValue("resume_at says until when a pause lasts: give paused=True with it")
+        if "paused" in given:
+            given.setdefault("resume_at", None)  # or a merge would keep that of the last pause
+        super().__init__(**given)
 
     @validates(*_CHECKS, *(f"channel_{field}" for field in _CHECKS))
     def _check(self, field: str, value: Any) -> Any:
@@ -160,21 +169,19 @@ class Queue(_Policy):
     ) -> None:
         super().__init__(
             name=name,
-            **_given(
-                max_concurrency=max_concurrency,
-                paused=paused,
-                resume_at=resume_at,
-                max_attempts=max_attempts,
-                backoff=backoff,
-                max_backoff=max_backoff,
-                history_days=history_days,
-                channel_weight=channel_weight,
-                channel_max_concurrency=channel_max_concurrency,
-                channel_release_interval_ms=channel_release_interval_ms,
-                channel_burst=channel_burst,
-                channel_max_size=channel_max_size,
-                channel_overflow=channel_overflow,
-            ),
+            max_concurrency=max_concurrency,
+            paused=paused,
+            resume_at=resume_at,
+            max_attempts=max_attempts,
+            backoff=backoff,
+            max_backoff=max_backoff,
+            history_days=history_days,
+            channel_weight=channel_weight,
+            channel_max_concurrency=channel_max_concurrency,
+            channel_release_interval_ms=channel_release_interval_ms,
+            channel_burst=channel_burst,
+            channel_max_size=channel_max_size,
+            channel_overflow=channel_overflow,
         )
 
 
@@ -246,24 +253,12 @@ class Channel(_Policy):
         super().__init__(
             name=name,
             queue=queue,
-            **_given(
-                weight=weight,
-                max_concurrency=max_concurrency,
-                release_interval_ms=release_interval_ms,
-                burst=burst,
-                max_size=max_size,
-                overflow=overflow,
-                paused=paused,
-                resume_at=resume_at,
-            ),
+            weight=weight,
+            max_concurrency=max_concurrency,
+            release_interval_ms=release_interval_ms,
+            burst=burst,
+            max_size=max_size,
+            overflow=overflow,
+            paused=paused,
+            resume_at=resume_at,
         )
-
-
-def _given(**values: Any) -> dict[str, Any]:
-    """The values that were not left out. A time to resume is given only with a pause, which has no other end."""
-    given = {field: value for field, value in values.items() if value is not UNSET}
-    if given.get("resume_at") is not None and given.get("paused") is not True:
-        raise InvalidValue("resume_at says until when a pause lasts: give paused=True with it")
-    if "paused" in given:
-        given.setdefault("resume_at", None)  # or a merge would keep that of the last pause
-    return given

@@ -28,7 +28,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from .paths import PLACE, absolute
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["FORMATS", "Enqueued", "Format", "enqueue", "read_files"]
 
 Format = Literal["parquet", "json", "csv", "files"]
-FORMATS: tuple[Format, ...] = ("parquet", "json", "csv", "files")
+FORMATS: tuple[Format, ...] = get_args(Format)
 
 # Unless Spark is told to fail, what it can't read becomes a row of nulls.
 _JSON = {"mode": "FAILFAST"}

@@ -5,15 +5,15 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from fairqueue.models import Message
+from fairqueue.schedule import EPOCH
 
 __all__ = ["Expected", "report"]
 
 _SHOWN = 5
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 _MOST_DIFFERENCES = 8
 _WIDTH = 200
@@ -99,7 +99,7 @@ def _is_flag(expected: object, found: object) -> bool:
 
 def _moment(milliseconds: int) -> str:
     try:
-        return (_EPOCH + timedelta(milliseconds=milliseconds)).isoformat(timespec="milliseconds")
+        return (EPOCH + timedelta(milliseconds=milliseconds)).isoformat(timespec="milliseconds")
     except OverflowError:  # as a priority can be
         return str(milliseconds)
 

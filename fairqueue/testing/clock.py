@@ -33,7 +33,7 @@ microsecond in which it died: where time stands still, move it before.
 from __future__ import annotations
 
 import contextlib
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Self
 
 from sqlalchemy import Connection, Engine
@@ -41,13 +41,13 @@ from sqlalchemy.exc import OperationalError
 
 from fairqueue._checks import TEN_YEARS, check_moment, check_seconds
 from fairqueue.errors import InvalidValue
+from fairqueue.schedule import EPOCH
 from fairqueue.schema import _literal, quote, run, schema_of, verify
 
 from ._databases import COMMENT
 
 __all__ = ["Clock"]
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
 # A sequence is a number and a flag that everybody reads as they are now, in any transaction, whatever its isolation
@@ -105,7 +105,7 @@ class Clock:
         """The time by this clock, in UTC."""
         with self._engine.begin() as connection:
             microseconds: int = run(connection, f"SELECT {_unix(self._function)}").scalar_one()
-        return _EPOCH + microseconds * _MICROSECOND
+        return EPOCH + microseconds * _MICROSECOND
 
     def freeze(self) -> None:
         """Let it stand still, but for moves."""
@@ -117,7 +117,7 @@ class Clock:
 
     def move_to(self, at: datetime) -> None:
         """Move it to a moment, a datetime with a time zone. A frozen clock stands there, another runs on from there."""
-        unix = (check_moment("at", at) - _EPOCH) // _MICROSECOND
+        unix = (check_moment("at", at) - EPOCH) // _MICROSECOND
         self._set(f"CASE WHEN c.is_called THEN {unix} ELSE {unix} - {_unix('clock_timestamp()')} END")
 
     def _set(self, value: str, frozen: str = "c.is_called") -> None:

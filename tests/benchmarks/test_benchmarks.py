@@ -7,6 +7,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from itertools import pairwise, permutations
 from pathlib import Path
 from typing import Any
@@ -149,7 +150,7 @@ def test_every_scenario_runs(
     for record in records:
         assert math.isfinite(record.value)
         assert record.ratio is None or math.isfinite(record.ratio)
-        assert Record.from_dict(json.loads(json.dumps(record.as_dict(), allow_nan=False))) == record
+        assert Record(**json.loads(json.dumps(asdict(record), allow_nan=False))) == record
     result = result_of(records, environment(bench.place.dsn))
     text = page({name: result}, SCENARIOS, {})
     assert all(record.system in text for record in records)
@@ -263,7 +264,7 @@ def test_a_role_that_may_make_no_databases(
 
 
 def result_of(records: list[Record], surroundings: dict[str, str]) -> dict[str, Any]:
-    written = [record.as_dict() for record in records]
+    written = [asdict(record) for record in records]
     return {"size": "tiny", "seconds": 1.0, "environment": surroundings, "notes": [], "records": written}
 
 

@@ -111,7 +111,7 @@ class Roles:
     def __init__(self, raw: Raw, url: str, place: str) -> None:
         self.raw, self.url, self.place = raw, url, place
         self.owner = observer(raw, url)
-        self.database = str(value(self.owner, "SELECT current_database()"))
+        self.database: str = value(self.owner, "SELECT current_database()")
         self.kinds = sorted(EVERYBODY)
 
     def name(self, kind: str) -> str:

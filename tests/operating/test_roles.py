@@ -310,7 +310,7 @@ class TestOwner:
     def test_nobody_else_gives_or_takes(self, granted: Roles, may_become_it: bool) -> None:
         """PostgreSQL only warns of a right that one has and may not give; or would have, as the role that one isn't."""
         if may_become_it:
-            names = Identifier(granted.name("operator")), Identifier(str(value(granted.owner, "SELECT current_user")))
+            names = Identifier(granted.name("operator")), Identifier(value(granted.owner, "SELECT current_user"))
             granted.owner.execute(SQL("ALTER ROLE {0} NOINHERIT; GRANT {1} TO {0}").format(*names))
         operator = granted.engine("operator")
         with operator.connect() as connection:

@@ -12,12 +12,13 @@ from sqlalchemy import Engine, select, text
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
-from tests.acts import clock, complete, count, drain, lease_of, move_clock, put, stop_clock
+from tests.acts import clock, complete, drain, lease_of, move_clock, put, stop_clock
 from tests.faults.crew import context
 from tests.faults.place import keep_books
 from tests.faults.workers import work_until_killed
 from tests.fixtures.connections import Raw
 from tests.invariants import check_invariants
+from tests.observing import value
 
 CRASHERS, ATTEMPTS = 80, 2
 #: By as many real processes; the other crashes differ from these only in that no process is there to die.
@@ -47,7 +48,7 @@ def test_crashers_take_their_turn_and_no_more(engine: Engine, session: Session, 
     observer = raw(database_url)
     observer.autocommit = True
     end = now + 1000 * (2 * CRASHERS * ATTEMPTS + 2 * LEASE)
-    while count(observer, "SELECT count(*) FROM fairqueue.message WHERE channel = 'crasher'"):
+    while value(observer, "SELECT count(*) FROM fairqueue.message WHERE channel = 'crasher'"):
         assert now < end, "all are dead by now"
         move_clock(session, now := now + 1000)
         (message,) = lease_of(session, lease=LEASE)
@@ -80,4 +81,4 @@ def test_crashers_take_their_turn_and_no_more(engine: Engine, session: Session, 
     assert set(complete(session, rest)) == {"completed"}
     assert lease_of(session, 10) == []
     check_invariants(session.connection())
-    assert count(observer, "SELECT count(*) FROM fairqueue.message") == 0
+    assert value(observer, "SELECT count(*) FROM fairqueue.message") == 0

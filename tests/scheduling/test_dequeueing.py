@@ -148,7 +148,6 @@ class TestTurn:
         holder, waiting, watching = raw(database_url), raw(database_url), observer(raw, database_url)
         another, elsewhere = raw(database_url), raw(empty_database_url)
         definition = value(watching, "SELECT pg_get_functiondef('fairqueue.scheduler_turn'::regproc)")
-        assert isinstance(definition, str)
         assert definition.count("'10s'") == 1
         watching.execute(definition.replace("'10s'", "'50ms'").encode())
         enqueue(holder)

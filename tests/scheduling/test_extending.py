@@ -238,7 +238,7 @@ def test_they_die_at_any_time(session: Session, database_url: str, watching: psy
             if now >= leased + 20:
                 leased = now
                 plan_ahead(session, 60)  # so that there is often need of more
-                killed += int(str(value(watching, kill)))
+                killed += value(watching, kill)
     served = [id_ for future in working for id_ in future.result()]
     assert len(served) == len(set(served))
     assert session.scalars(text("SELECT id FROM fairqueue.message WHERE leased_until IS NULL")).all() == []

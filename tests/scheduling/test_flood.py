@@ -9,11 +9,11 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
-from tests.acts import count, drain, expire, lease_of, move_clock, one_by_one, put, put_all, sql, take
+from tests.acts import drain, expire, lease_of, move_clock, one_by_one, put, put_all, sql, take
 from tests.fixtures.connections import Raw
 from tests.invariants import check_invariants
 from tests.limiting import LEASE, NOW, limit
-from tests.observing import buffers, without_autovacuum
+from tests.observing import buffers, value, without_autovacuum
 from tests.scheduling.twins import HOUR
 
 #: More than a dequeue takes in, at most, where it finds nothing else.
@@ -47,7 +47,7 @@ def flood(other: psycopg.Connection) -> psycopg.Connection:
 @pytest.mark.slow
 def test_a_flood_keeps_nobody_waiting(session: Session, flood: psycopg.Connection) -> None:
     """Each of 50 others is served among the first 100 messages, by single dequeues and by one of 100."""
-    assert count(flood, "SELECT count(DISTINCT xid::text) FROM fairqueue.signal") == FLOOD
+    assert value(flood, "SELECT count(DISTINCT xid::text) FROM fairqueue.signal") == FLOOD
     quiet = {f"quiet{number}" for number in range(50)}
     for channel in sorted(quiet):
         put(session, channel)
@@ -99,7 +99,7 @@ def test_what_comes_back_waits_behind_no_flood(
     come_back(session, batch)
     session.commit()
     assert {*quiet} <= {channel for _ in range(2 + len(quiet)) for channel in take(session)}
-    assert count(other, "SELECT count(*) FROM fairqueue.signal") > 1500
+    assert value(other, "SELECT count(*) FROM fairqueue.signal") > 1500
     check_invariants(session.connection())
 
 
@@ -124,7 +124,7 @@ def test_who_is_for_later_is_served_in_time_beside_a_flood(
     enqueue_one_by_one(other, 2000)
     put(session, "quiet", dequeue_at=NOW + HOUR)
     assert [*take(session), *take(session)] == ["flood"] * 2
-    assert count(other, "SELECT count(*) FROM fairqueue.signal WHERE channel = 'quiet'") == 1
+    assert value(other, "SELECT count(*) FROM fairqueue.signal WHERE channel = 'quiet'") == 1
     check_invariants(session.connection())
     move_clock(session, NOW + HOUR)
     assert "quiet" in [*take(session, lease=LEASE), *take(session, lease=LEASE)]
@@ -209,8 +209,8 @@ def test_a_flood_beside_more_channels_than_are_looked_for_in_one_go(
     sql(session, insert)
     for _ in range(4):
         take(session)
-    assert count(other, "SELECT count(*) FROM fairqueue.lane WHERE due = 0") == 151
-    assert count(other, "SELECT count(*) FROM fairqueue.signal") > 1500
+    assert value(other, "SELECT count(*) FROM fairqueue.lane WHERE due = 0") == 151
+    assert value(other, "SELECT count(*) FROM fairqueue.signal") > 1500
 
 
 #: Why a channel has to wait, however much it has.
@@ -242,8 +242,8 @@ def test_a_backlog_that_has_to_wait_costs_nothing_beside_a_flood(
     # They are 225; some 800 if each looked at all of it.
     touched = [buffers(connection, 1) for _ in range(6)]
     assert max(touched[1:]) < 500, touched
-    assert count(other, "SELECT count(*) FROM fairqueue.signal") > 2000
-    assert count(other, "SELECT sum(attempt) FROM fairqueue.message WHERE channel IN ('alpha', 'omega')") == 2
+    assert value(other, "SELECT count(*) FROM fairqueue.signal") > 2000
+    assert value(other, "SELECT sum(attempt) FROM fairqueue.message WHERE channel IN ('alpha', 'omega')") == 2
 
 
 def test_news_of_those_that_have_to_wait_delay_no_dequeue_for_long(session: Session, other: psycopg.Connection) -> None:
@@ -258,7 +258,7 @@ def test_news_of_those_that_have_to_wait_delay_no_dequeue_for_long(session: Sess
     assert take(session) == ["quiet"]
     while left[-1]:
         assert take(session) == []
-        left.append(count(other, "SELECT count(*) FROM fairqueue.signal"))
+        left.append(value(other, "SELECT count(*) FROM fairqueue.signal"))
         other.commit()
         assert left[-2] - left[-1] <= 50_000
     assert len(left) > 3

@@ -53,8 +53,6 @@ def test_many_are_passed_over_in_one_go(session: Session, other: psycopg.Connect
         before = value(other, "SELECT count(*) FROM fairqueue.signal")
         assert [message.id for message in lease_of(session, 1)] == expected
         after = value(other, "SELECT count(*) FROM fairqueue.signal")
-        assert isinstance(before, int)
-        assert isinstance(after, int)
         assert after - before < 20
     put(session, "globex")
     assert [message.channel for message in lease_of(session, 1)] == ["globex"]
@@ -107,7 +105,6 @@ def test_many_channels_have_nothing_else(session: Session, other: psycopg.Connec
     for turn in range(1, 12):
         assert len(lease_of(session, 3)) == min(3, max(0, free - 3 * (turn - 1)))
         waiting = value(other, "SELECT count(*) FROM fairqueue.signal")
-        assert isinstance(waiting, int)
         assert waiting < 3 * channels
     other.rollback()
     assert len(lease_of(session, 2 * channels)) == channels

@@ -7,9 +7,8 @@ import pytest
 from sqlalchemy import Engine
 
 from fairqueue.schema import install
-from tests.acts import count
 from tests.fixtures.connections import Raw
-from tests.observing import leases, without_autovacuum
+from tests.observing import leases, value, without_autovacuum
 from tests.watching import Connection, Statement, Watched
 
 pytestmark = pytest.mark.slow
@@ -65,7 +64,7 @@ def small_queue(connection: Connection, watched: Watched) -> list[Statement]:
     dequeue = "SELECT * FROM fairqueue.message_dequeue('small')"
     statements = watched.run(dequeue)
     due = "SELECT due FROM fairqueue.lane WHERE queue = 'small' AND due > 0"
-    while count(connection, f"SELECT ({due}) >= fairqueue.unix_ms(fairqueue.clock())"):
+    while value(connection, f"SELECT ({due}) >= fairqueue.unix_ms(fairqueue.clock())"):
         pass
     for _ in range(130):
         statements += watched.run(dequeue)
@@ -86,11 +85,11 @@ def planning(connection: Connection, watched: Watched) -> list[Statement]:
     ):
         connection.execute("UPDATE fairqueue.rotation SET ahead = 512, plan_at = 0 WHERE queue = 'planned'")
         statements += watched.run(dequeue)
-        assert count(connection, "SELECT count(*) FROM fairqueue.plan") > 10
+        assert value(connection, "SELECT count(*) FROM fairqueue.plan") > 10
         connection.execute(change.encode())
         for _ in range(5):
             statements += watched.run(dequeue)
-        assert count(connection, "SELECT count(*) FROM fairqueue.plan") == 0
+        assert value(connection, "SELECT count(*) FROM fairqueue.plan") == 0
     # Where the next messages stand is guessed from those before: they are found without a second look.
     looks = [
         [node["Actual Loops"] for node in statement.nodes if node.get("Index Name") == "message_ready"]
@@ -107,7 +106,7 @@ def planning_heads(connection: Connection, watched: Watched) -> list[Statement]:
     """Of 20,000 channels: each of those that come next is looked at once."""
     connection.execute("UPDATE fairqueue.rotation SET ahead = 512, plan_at = 0 WHERE queue = 'default'")
     statements = watched.run("SELECT * FROM fairqueue.message_dequeue()")
-    assert count(connection, "SELECT sum(cardinality(ids)) FROM fairqueue.plan WHERE queue = 'default'") == 512
+    assert value(connection, "SELECT sum(cardinality(ids)) FROM fairqueue.plan WHERE queue = 'default'") == 512
     (plan,) = [statement for statement in statements if "scheduler_plan_write" in statement.query]
     assert plan.rows_of("message") <= 2 * 512
     assert plan.rows_of("lane") <= 2 * 512
@@ -191,7 +190,7 @@ def test_most_turns_leave_no_entry_in_an_index(raw: Raw, database_url: str) -> N
     assert turns >= 150
     assert entries < 30
     # Some do: under an old snapshot, others would have to look through all that were before.
-    assert count(connection, "SELECT era FROM fairqueue.rotation") >= 2
+    assert value(connection, "SELECT era FROM fairqueue.rotation") >= 2
 
 
 def test_channels_at_their_limits_cost_a_dequeue_nothing(raw: Raw, database_url: str) -> None:
@@ -203,7 +202,7 @@ def test_channels_at_their_limits_cost_a_dequeue_nothing(raw: Raw, database_url:
     crowd(connection, "rated", 700, "release_interval_ms => 36000000")
     crowd(connection, "later", 700, delay=36_000_000)
     leases(connection, 10000)
-    assert count(connection, "SELECT count(*) FROM fairqueue.lane WHERE due > 0") == 2100
+    assert value(connection, "SELECT count(*) FROM fairqueue.lane WHERE due > 0") == 2100
     crowd(connection, "free", 100, messages=100)
     crowd(connection, "free", 100, messages=100, queue="alone")
 
@@ -256,9 +255,9 @@ def test_cancelled_channels_don_t_take_a_round_each(loaded: Connection, raw: Raw
     for _ in range(10):
         leases(loaded, 1000)
     loaded.execute("TRUNCATE fairqueue.message")
-    before = count(loaded, "SELECT turn FROM fairqueue.rotation")
+    before = value(loaded, "SELECT turn FROM fairqueue.rotation")
     assert leases(loaded, 1) == ([], [])
-    assert count(loaded, "SELECT turn FROM fairqueue.rotation") - before < 1000
+    assert value(loaded, "SELECT turn FROM fairqueue.rotation") - before < 1000
 
 
 def seen_nearly_empty(connection: Connection, left: int) -> None:
@@ -274,7 +273,7 @@ def seen_nearly_empty(connection: Connection, left: int) -> None:
             (f"later{number}",),
         )
     connection.execute("DELETE FROM fairqueue.message WHERE channel NOT LIKE 'later%'")
-    while count(connection, "SELECT count(*) FROM fairqueue.signal"):
+    while value(connection, "SELECT count(*) FROM fairqueue.signal"):
         leases(connection, 10000)
     connection.execute("VACUUM (ANALYZE) fairqueue.message")
     connection.execute(fill.encode())
@@ -325,7 +324,7 @@ def test_nor_does_who_serves_a_plan(raw: Raw, database_url: str) -> None:
         )
     watched = Watched(raw(database_url))
     statements = []
-    while not count(connection, "SELECT count(*) FROM fairqueue.plan"):
+    while not value(connection, "SELECT count(*) FROM fairqueue.plan"):
         statements += watched.run("SELECT * FROM fairqueue.message_dequeue('default', 100)")
     for _ in range(3):
         statements += watched.run("SELECT * FROM fairqueue.message_dequeue('default', 1000)")
@@ -353,5 +352,5 @@ def test_a_check_looks_at_each_channel_once(queue: str, raw: Raw, empty: Engine,
         pages = sum(check.nodes[0][f"Shared {kind} Blocks"] for kind in ("Hit", "Read"))
         assert sum(in_vain) <= 5000
         assert pages <= 10_000
-        while count(connection, "SELECT count(*) FROM fairqueue.signal"):
+        while value(connection, "SELECT count(*) FROM fairqueue.signal"):
             leases(connection, 10)

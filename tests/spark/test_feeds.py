@@ -203,7 +203,7 @@ class TestBatches:
 
         def counted(what: str) -> int:
             query = f"SELECT sum({what}) FROM pg_stat_user_tables WHERE relname IN ('{FIRST}', '{SECOND}')"
-            return int(str(value(watching, query)))
+            return int(value(watching, query))
 
         wait_until(lambda: counted("n_tup_ins") == 398)
         before = {what: counted(what) for what in ("seq_scan", "idx_scan")}

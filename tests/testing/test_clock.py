@@ -14,17 +14,16 @@ from sqlalchemy.orm import Session
 import fairqueue as fq
 from fairqueue import schema
 from fairqueue.testing import Clock
-from tests.acts import count, put, take
+from tests.acts import put, take
 from tests.catalog import snapshot
 from tests.fixtures.connections import Raw
+from tests.observing import value
 
 MOMENT = datetime(2031, 3, 30, 1, 2, 3, 456789, UTC)
 
 
 def year(connection: psycopg.Connection) -> int:
-    row = connection.execute("SELECT extract(year FROM fairqueue.clock())::integer").fetchone()
-    assert row is not None
-    return int(row[0])
+    return int(value(connection, "SELECT extract(year FROM fairqueue.clock())::integer"))
 
 
 @pytest.fixture
@@ -171,7 +170,7 @@ class TestAfterwards:
         with Clock(engine), engine.begin() as connection:
             schema.uninstall(connection)
         left = "FROM pg_depend WHERE refclassid = 'pg_namespace'::regclass AND refobjid = 'fairqueue'::regnamespace"
-        assert count(raw(database_url), f"SELECT count(*) {left}") == 0
+        assert value(raw(database_url), f"SELECT count(*) {left}") == 0
 
 
 class TestRefused:

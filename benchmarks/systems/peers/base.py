@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Self, TypeVar
 
 import psycopg
 
-from benchmarks.systems.base import LEASE, Lease, System
+from benchmarks.systems.base import LEASE, Lease, System, value_of
 
 T = TypeVar("T")
 
@@ -97,7 +97,7 @@ class Working(Peer):
     def left(self, dsn: str) -> int:
         """How many messages aren't completed."""
         with psycopg.connect(dsn, autocommit=True) as connection:
-            return _count(connection, self.backlog_sql)
+            return int(value_of(connection, self.backlog_sql))
 
     def dequeue(self, connection: Any, n: int, *, lease: float = LEASE, timed: bool = False) -> list[Lease]:
         raise NotImplementedError(f"{self.name} is used by its worker")
@@ -164,22 +164,16 @@ def _watch(
     stop: threading.Event,
 ) -> tuple[int, float]:
     """Stop it when nothing is left or the time is over. How many were completed then, and when that was."""
-    total, until = _count(connection, backlog_sql), time.monotonic() + _PATIENCE
+    total, until = value_of(connection, backlog_sql), time.monotonic() + _PATIENCE
     while not stop.wait(_LOOK):
         if first:
             until = first[0] + seconds
         now = time.monotonic()
         if now > until or len(begun) >= total:
-            left = _count(connection, backlog_sql)
+            left = value_of(connection, backlog_sql)
             if now > until or not left:
                 stop.set()
                 if not first:
                     break
                 return total - left, now
     raise TimeoutError(f"no message began within {_PATIENCE:g} s")
-
-
-def _count(connection: psycopg.Connection[Any], backlog_sql: str) -> int:
-    row = connection.execute(backlog_sql.encode()).fetchone()
-    assert row is not None
-    return int(row[0])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fairqueue.cli.base import Command, Failed
-from fairqueue.cli.output import echo, make_console, make_table, moment, number, printable
+from fairqueue.cli.output import echo, make_console, make_table, number, printable
 from fairqueue.cli.target import Target, pass_target
 from fairqueue.cli.types import Moment
 
@@ -196,9 +196,9 @@ def _table(console: Console, queue: QueueSummary) -> None:
 
 
 def _say_where(found: Report, folder: Path) -> None:
-    from fairqueue.spark.reporting.words import percentiles_are, weights_are
+    from fairqueue.spark.reporting.words import percentiles_are, period_of, weights_are
 
-    echo(f"{moment(found.since)} to {moment(found.until)}, {number(found.rows)} messages.")
+    echo(f"{period_of(found)}, {number(found.rows)} messages.")
     echo(f"{percentiles_are(found)} {weights_are(found)}")
     echo(f"Page: {folder / _PAGE}")
     echo(f"Parquet: {folder}/channels, channel_windows, queues, queue_windows")

@@ -37,7 +37,7 @@ from fairqueue.errors import FairqueueError, InvalidValue
 from .digests import Digest
 from .feeds import Feed, Offset, Range
 from .files import Folder, Staged, flush, read_back, write_part
-from .place import Place
+from .place import Place, row_of
 
 __all__ = ["Archive", "Archived", "Each"]
 
@@ -130,8 +130,8 @@ class Archive:
             # It is idle while a batch is written, and ending it would be the end of each run.
             connection.execute("SET idle_session_timeout = 0")
             name = f"fairqueue archive {self._place.schema} {self._name}"
-            row = connection.execute("SELECT pg_try_advisory_lock(hashtextextended(%s, 0))", (name,)).fetchone()
-            if row is None or not row[0]:
+            (locked,) = row_of(connection, "SELECT pg_try_advisory_lock(hashtextextended(%s, 0))", name)
+            if not locked:
                 raise FairqueueError(f"another process writes to the archive of feed {self._name!r}; wait for it")
 
             def still_alone() -> None:
@@ -256,8 +256,7 @@ class Archive:
         digest = sum((days[day] for days in found if days), Digest())
         statement = f"SELECT {self._place.name('history_release')}(%s, %s, %s)"
         try:
-            with self._place.connect() as connection:
-                connection.execute(statement.encode(), (day, digest.rows, digest.checksum))
+            self._place.row(statement, day, digest.rows, digest.checksum)
         except (psycopg.errors.ObjectNotInPrerequisiteState, psycopg.errors.LockNotAvailable) as error:
             done.kept[day] = str(error.diag.message_primary)
         except psycopg.errors.DataCorrupted as error:

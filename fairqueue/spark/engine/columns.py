@@ -29,10 +29,7 @@ backoff         number, day-time interval     seconds
 # pyright: reportAttributeAccessIssue=false
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from datetime import date, datetime, time, timedelta
-from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -41,8 +38,9 @@ from pyarrow import types
 
 from fairqueue._checks import TEN_YEARS, YEAR, check_name
 from fairqueue.errors import InvalidValue
-from fairqueue.payloads import MAX_BYTES, json_text
+from fairqueue.payloads import MAX_BYTES
 
+from .as_json import checked, text_of
 from .lenient import lenient
 
 __all__ = ["Columns"]
@@ -95,9 +93,9 @@ _TYPES: dict[str, tuple[Callable[[pa.DataType], bool], str]] = {
     "body": (_is_binary, "binary"),
     "dequeue_at": (_is_time, "Unix milliseconds as a whole number, or a timestamp with a time zone"),
     "delay": (_is_seconds, _SECONDS),
-    "priority": (lambda kind: bool(types.is_integer(kind)), _WHOLE),
+    "priority": (types.is_integer, _WHOLE),
     "cost": (_is_number, "a number"),
-    "max_attempts": (lambda kind: bool(types.is_integer(kind)), _WHOLE),
+    "max_attempts": (types.is_integer, _WHOLE),
     "backoff": (_is_seconds, _SECONDS),
 }
 # Of the staging table; a payload is sent as jsonb in its binary form.
@@ -310,11 +308,11 @@ def _contents(given: dict[str, pa.Array], faults: _Faults, *, check_json: bool) 
         columns["body"] = payload
     elif payload is not None:
         if not _is_text(payload.type):
-            texts = faults.each(payload, _text_of)
+            texts = faults.each(payload, text_of)
         else:
             texts = faults.text("payload", payload)
             if check_json:
-                faults.each(texts, _checked)
+                faults.each(texts, checked)
         faults.size("payload", texts)
         # The binary form of jsonb begins with a version.
         version, nothing = pa.scalar(b"\x01", pa.large_binary()), pa.scalar(b"", pa.large_binary())
@@ -359,46 +357,3 @@ def _dequeue_at(given: dict[str, pa.Array], faults: _Faults) -> pa.Array | None:
     # 0 is as it comes, which has no time of its own.
     urgent = pc.if_else(pc.equal(priority, 0), pa.scalar(None, pa.int64()), pc.negate(priority))
     return urgent if at is None else pc.coalesce(at, urgent)
-
-
-def _checked(text: str) -> str:
-    """Text that says it is JSON."""
-    return json_text(json.loads(text), "payload")
-
-
-def _text_of(value: Any) -> str:
-    """Structs, maps and arrays as JSON."""
-    return json_text(_plain(value), "payload")
-
-
-def _name(key: Any) -> str:
-    """The key of a map, which has the form of a value; a decimal needn't fit into a double."""
-    if isinstance(key, str | Decimal):
-        return str(key)
-    plain = _plain(key)
-    return plain if isinstance(plain, str) else json.dumps(plain)
-
-
-def _plain(value: Any) -> Any:
-    """What JSON has a form for; times in ISO 8601, time spans in seconds, binary in hexadecimal digits."""
-    if isinstance(value, dict):
-        return {_name(key): _plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    if isinstance(value, datetime | date | time):
-        return value.isoformat()
-    if isinstance(value, Decimal):
-        if value == value.to_integral_value():
-            return int(value)
-        number = float(value)
-        if Decimal(repr(number)) != value:
-            raise InvalidValue(
-                f"payload holds the decimal {value}, which has more digits than a double: cast it to a string, or make"
-                " the payload by to_json"
-            )
-        return number
-    if isinstance(value, timedelta):
-        value = value.total_seconds()
-    elif isinstance(value, bytes):
-        value = value.hex()
-    return value

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from fairqueue.errors import FairqueueError, InvalidValue
 
-from .place import Place
+from .place import Place, row_of
 from .reading import Selection, fetch, horizon, literal
 
 if TYPE_CHECKING:
@@ -148,11 +148,9 @@ class Feed:
 
     def move(self, end: Offset) -> None:
         """What comes before ``end`` is safe elsewhere, and retention may drop it. Nothing to do without a name."""
-        if self._name is None:
-            return
-        with self._place.connect() as connection:
+        if self._name is not None:
             statement = f"SELECT {self._place.name('feed_move')}(%s, %s::text::xid8, %s)"
-            connection.execute(statement.encode(), (self._name, str(end.xid), end.message_id))
+            self._place.row(statement, self._name, str(end.xid), end.message_id)
 
     def horizon(self) -> Offset:
         """Up to where the history is complete."""
@@ -162,9 +160,7 @@ class Feed:
                 f"SELECT h.server, (SELECT coalesce(max(d.id), 0) FROM {self._place.name('dropped')} d)"
                 f" FROM {self._place.name('feed_horizon')}() h"
             )
-            found = _row(connection, query)
-        assert found is not None
-        return Offset(xid, _LEAST, *found)
+            return Offset(xid, _LEAST, *row_of(connection, query))
 
     def next(self, start: Offset, *, max_rows: int | None = None, horizon: Offset | None = None) -> Offset:
         """Up to where to read from ``start`` on; ``start`` if there are no rows.
@@ -202,8 +198,7 @@ class Feed:
         self.check(start, self.horizon())
         whole = Range(start, end, 0).condition()
         with self._connection() as connection:
-            found = _row(connection, f"SELECT count(*) FROM {self._history} WHERE {whole}")
-            rows = found[0] if found is not None else 0
+            (rows,) = row_of(connection, f"SELECT count(*) FROM {self._history} WHERE {whole}")
             if rows == 0:
                 return []
             if parts is None:
@@ -249,11 +244,9 @@ class Feed:
             )
         if not self._fail_on_loss:
             return
-        with self._place.connect() as connection:
-            query = f"""
-                SELECT dropped_at FROM {self._place.name("dropped")}
-                WHERE (xid, message_id) >= {start.sql()} AND id > {start.dropped} LIMIT 1"""
-            found = _row(connection, query)
+        found = self._place.row(f"""
+            SELECT dropped_at FROM {self._place.name("dropped")}
+            WHERE (xid, message_id) >= {start.sql()} AND id > {start.dropped} LIMIT 1""")
         if found is not None:
             raise FairqueueError(
                 f"history was dropped unread on {found[0].isoformat(timespec='seconds')}: begin anew,"
@@ -268,10 +261,6 @@ class Feed:
             yield connection
 
 
-def _row(connection: psycopg.Connection[Any], query: str, *parameters: object) -> Any:
-    return connection.execute(query.encode(), parameters or None).fetchone()
-
-
 def _key(connection: psycopg.Connection[Any], query: str, *parameters: object) -> tuple[int, int] | None:
-    found = _row(connection, query, *parameters)
+    found = row_of(connection, query, *parameters)
     return None if found is None else (int(found[0]), found[1])

@@ -25,14 +25,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
 from fairqueue.errors import FairqueueError
 
-if TYPE_CHECKING:
-    from .place import Place
+from .place import Place, row_of
 
 __all__ = [
     "Entered",
@@ -125,15 +124,12 @@ def enter(
 
     staged = [part for part in sorted(parts, key=lambda part: part.number) if part.table is not None]
     rows = sum(part.rows for part in parts)
+    values = (run, [part.table for part in staged], [part.rows for part in staged], name, epoch or 0, on_conflict)
     with place.connect() as connection:
         try:
-            row = connection.execute(
-                f"SELECT * FROM {place.name('load_enter')}(%s, %s, %s, %s, %s, %s)".encode(),
-                (run, [part.table for part in staged], [part.rows for part in staged], name, epoch or 0, on_conflict),
-            ).fetchone()
+            row = row_of(connection, f"SELECT * FROM {place.name('load_enter')}(%s, %s, %s, %s, %s, %s)", *values)
         except psycopg.Error as error:
             raise LoadFailed(_said(error)) from error
-        assert row is not None
         entered = Entered(*row)
         if not entered.repeated and entered.rows != rows:
             raise LoadFailed(
@@ -173,8 +169,7 @@ def load_part(place: Place, name: str, batches: Callable[[int], Iterable[pa.Reco
 
 def progress(place: Place, name: str) -> int | None:
     """The last epoch noted under this name; None: there is none."""
-    with place.connect() as connection:
-        row = connection.execute(f"SELECT epoch FROM {place.name('load')} WHERE name = %s".encode(), (name,)).fetchone()
+    row = place.row(f"SELECT epoch FROM {place.name('load')} WHERE name = %s", name)
     return None if row is None else int(row[0])
 
 
@@ -187,27 +182,22 @@ def noted(place: Place, names: tuple[str, str]) -> int | None:
     """How many messages a load has made so far, by its :func:`notes`; None: there are none."""
     load = place.name("load")
     query = f"SELECT sum(entered)::bigint FROM {load} WHERE name = %s OR regexp_replace(name, '/[0-9]+$', '') = %s"
-    with place.connect() as connection:
-        row = connection.execute(query.encode(), names).fetchone()
-    return None if row is None else row[0]
+    entered: int | None = place.row(query, *names)[0]
+    return entered
 
 
 def abandon(place: Place, run: str) -> int:
     """Drop what a run has staged; how many tables that were. What it has entered stays."""
-    with place.connect() as connection:
-        row = connection.execute(f"SELECT {place.name('stage_drop')}(%s)".encode(), (run,)).fetchone()
-    return 0 if row is None else int(row[0])
+    return int(place.row(f"SELECT {place.name('stage_drop')}(%s)", run)[0])
 
 
 def clean(place: Place, hours: float = 24) -> int:
     """Drop what dead loads have staged longer ago than that; how many tables that were."""
     dropped = 0
+    query = f"SELECT n FROM {place.name('stage_clean')}(make_interval(secs => %s)) n WHERE n > 0"
     with place.connect(autocommit=True) as connection:
         # So many at a time.
-        while row := connection.execute(
-            f"SELECT n FROM {place.name('stage_clean')}(make_interval(secs => %s)) n WHERE n > 0".encode(),
-            (hours * 3600,),
-        ).fetchone():
+        while row := row_of(connection, query, hours * 3600):
             dropped += row[0]
     return dropped
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from fairqueue.cli.target import Target
 
-__all__ = ["Place", "options_of"]
+__all__ = ["Place", "options_of", "row_of"]
 
 _VARIABLES = ("FAIRQUEUE_DSN", "DATABASE_URL")
 _CONNECT_TIMEOUT = "10"  # seconds
@@ -67,6 +67,11 @@ class Place:
         import psycopg
 
         return psycopg.connect(self._libpq(), **settings)
+
+    def row(self, query: str, *parameters: object) -> Any:
+        """The first row that a statement returns, in a transaction of its own; None: it returns none."""
+        with self.connect() as connection:
+            return row_of(connection, query, *parameters)
 
     @contextmanager
     def arrow(self) -> Iterator[ArrowConnection]:
@@ -113,6 +118,11 @@ def _database(url: str) -> Any:
 
 def _has_password(url: URL) -> bool:
     return url.password is not None or not {"password", "sslpassword"}.isdisjoint(url.query)
+
+
+def row_of(connection: psycopg.Connection[Any], query: str, *parameters: object) -> Any:
+    """The first row that a statement returns; None: it returns none."""
+    return connection.execute(query.encode(), parameters or None).fetchone()
 
 
 def options_of(target: Target) -> dict[str, str]:

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from fairqueue.errors import FairqueueError, InvalidValue
 from fairqueue.spark.schemas import HISTORY, MESSAGES
 
-from .place import Place
+from .place import Place, row_of
 
 if TYPE_CHECKING:
     import psycopg
@@ -158,7 +158,7 @@ def snapshot(url: str | None = None, *, schema: str = "fairqueue", passfile: str
             "SELECT set_config(name, '0', true) FROM pg_settings"
             " WHERE name IN ('idle_in_transaction_session_timeout', 'transaction_timeout')"
         )
-        yield _value(connection, "SELECT pg_export_snapshot()")
+        yield row_of(connection, "SELECT pg_export_snapshot()")[0]
         connection.rollback()
 
 
@@ -195,7 +195,7 @@ def plan(place: Place, selection: Selection, *, parts: int | None = None, snapsh
         if selection.table == "messages":
             if snapshot is None:
                 return [Part((Slice("message"),))]
-            blocks = _value(connection, f"SELECT {_blocks(literal(place.name('message')) + '::regclass')}")
+            (blocks,) = row_of(connection, f"SELECT {_blocks(literal(place.name('message')) + '::regclass')}")
             return [Part(slices, snapshot) for slices in divided({"message": blocks}, parts, _block_size(connection))]
         below = None
         if snapshot is None:
@@ -285,9 +285,7 @@ def horizon(connection: psycopg.Connection[Any], place: Place) -> int:
             (SELECT h.xid >= pg_snapshot_xmax(s) FROM {history} h ORDER BY h.xid DESC, h.message_id DESC LIMIT 1),
             false)
         FROM pg_current_snapshot() s"""
-    row = connection.execute(query.encode()).fetchone()
-    assert row is not None
-    xid, foreign = row
+    xid, foreign = row_of(connection, query)
     if foreign:
         raise FairqueueError(
             f"{history} has rows of transactions that this server hasn't come to, as it was restored from a dump; once,"
@@ -332,13 +330,7 @@ def _blocks(table: str) -> str:
 
 
 def _block_size(connection: psycopg.Connection[Any]) -> int:
-    return int(_value(connection, "SHOW block_size"))
-
-
-def _value(connection: psycopg.Connection[Any], query: str) -> Any:
-    row = connection.execute(query.encode()).fetchone()
-    assert row is not None
-    return row[0]
+    return int(row_of(connection, "SHOW block_size")[0])
 
 
 @contextmanager

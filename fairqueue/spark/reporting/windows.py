@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from fairqueue.errors import InvalidValue
+from fairqueue.schedule import EPOCH
 
 # PySpark is imported where it is needed: a command looks at its arguments first.
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Period", "check_order", "microseconds", "moment", "parse_window"]
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _LENGTH = re.compile(r"\s*(\d{1,6})\s*(s|sec|seconds?|m|min|minutes?|h|hours?|d|days?)\s*")
@@ -55,7 +55,7 @@ def moment(field: str, value: datetime | None) -> int | None:
         return None
     if value.tzinfo is None:
         raise InvalidValue(f"{field} must be a datetime with a time zone, not {value!r}")
-    return (value - _EPOCH) // _MICROSECOND
+    return (value - EPOCH) // _MICROSECOND
 
 
 def check_order(since: datetime | None, until: datetime | None) -> None:
@@ -103,4 +103,4 @@ class Period:
         return sf.least((window.cast("long") + 1) * self.length, sf.lit(self.end))
 
     def time(self, at: int) -> datetime:
-        return _EPOCH + at * _MICROSECOND
+        return EPOCH + at * _MICROSECOND

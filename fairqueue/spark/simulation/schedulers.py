@@ -4,7 +4,7 @@ A scheduler hears of arrivals and of ends of service, and says which message is 
 channels, so that what differs is the order alone::
 
     from fairqueue.spark.simulation import Channel, Load
-    from fairqueue.spark.simulation.schedulers import NEVER, Fair
+    from fairqueue.spark.simulation.schedulers import Fair
 
     # Two messages of channel 0, then one of channel 1, all at once.
     load = Load.of([(0, 0), (0, 0), (0, 1)], channels=[Channel(), Channel()])
@@ -27,7 +27,7 @@ import numpy as np
 
 from .loads import NEVER, Integers, Load, Numbers
 
-__all__ = ["NEVER", "SCHEDULERS", "Arrival", "Fair", "RoundRobin", "Scheduler", "steps"]
+__all__ = ["SCHEDULERS", "Arrival", "Fair", "RoundRobin", "Scheduler", "steps"]
 
 _LONG_AGO = -(2**62)
 

@@ -38,8 +38,8 @@ class Options:
             passfile=self._given.get("passfile"),
         )
 
-    def text(self, name: str, default: str | None = None) -> str | None:
-        value = self._given.get(name, default)
+    def text(self, name: str) -> str | None:
+        value = self._given.get(name)
         if value == "":
             raise InvalidValue(f"option {name} must not be empty")
         return value
