@@ -321,6 +321,7 @@ def test_a_payload_that_does_not_fit(kind: str, session: Session, worker_of: Wor
     assert fate(session).startswith("dead: InvalidValue: the stored payload is no ")
 
 
+@pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("told", ["returned", "raised"])
 @pytest.mark.parametrize("kind", ["plain", "async"])
 def test_a_decision_that_cannot_be_sent(kind: str, told: str, session: Session, worker_of: WorkerOf) -> None:

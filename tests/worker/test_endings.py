@@ -66,6 +66,7 @@ class TestFailures:
                 await to_thread.run_sync(wait_until, lambda: "mine has failed, and works no more" in caplog.text)
         assert "ZeroDivisionError: mine" in caplog.text
 
+    @pytest.mark.usefixtures("hasty")
     @pytest.mark.parametrize(
         ("kind", "error"),
         [
@@ -143,6 +144,7 @@ class TestFailures:
         assert "can't dequeue, trying again" in caplog.text
         assert "OverflowError: date value out of range" in caplog.text
 
+    @pytest.mark.usefixtures("hasty")
     @pytest.mark.parametrize("kind", LISTENING)
     def test_a_server_that_is_the_primary_no_more(self, kind: str, session: Session, worker_of: WorkerOf) -> None:
         """Connections that lead to it may only read, and are given up: new ones lead elsewhere."""
@@ -279,6 +281,7 @@ class TestStarts:
         async with asyncio.timeout(10):
             assert await task == 0
 
+    @pytest.mark.usefixtures("hasty")
     def test_without_a_right(self, session: Session, worker_of: WorkerOf, caplog: pytest.LogCaptureFixture) -> None:
         """Where nobody waits for the start any more, as the database was away: it goes on until it has been granted."""
         put(session, "acme")
