@@ -32,6 +32,7 @@ def complaint(*arguments: str, code: int, environment: dict[str, str] | None = N
     return result.stderr.removeprefix("fairqueue: ").removesuffix("\n")
 
 
+@pytest.mark.shared_database
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -19,6 +19,8 @@ from tests.acts import put, wait_until
 from tests.fixtures.workers import EngineOf, WorkerOf
 from tests.worker.working import WITH_SESSION, act, add_effects, effects, is_empty, wait_for_endings
 
+pytestmark = pytest.mark.shared_database
+
 
 class Gone(Exception):
     pass
