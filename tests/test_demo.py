@@ -120,9 +120,9 @@ def test_nothing_is_left_in_the_database(ended: Ended) -> None:
     assert "('acme', 0)" in ended.after
 
 
-@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGHUP])
 def test_nothing_is_left_after_ctrl_c(end: signal.Signals, database_url: str, tmp_path: Path) -> None:
-    """Nor when it is told to end, nor when its terminal is closed."""
+    """Nor when its terminal is closed."""
     write_files(tmp_path, 500)
     before = contents(database_url)
     process = subprocess.Popen(
@@ -162,6 +162,25 @@ def test_nothing_is_left_after_ctrl_c(end: signal.Signals, database_url: str, tm
         assert "Traceback" not in errors
     assert contents(database_url) == before
     assert not (tmp_path / "waits.png").exists()
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGHUP])
+def test_it_ends_when_it_is_told_to(end: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the code that shells have for that; and whoever called it has what was there before."""
+
+    def harmless(*_: object) -> None:
+        pass
+
+    (tmp_path / "file").write_text("text")
+    monkeypatch.setattr("fairqueue.demo.show._race", lambda *_: signal.raise_signal(end))
+    before = signal.signal(end, harmless)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            demo.main(["--files", str(tmp_path), "--picture", str(tmp_path / "waits.png")])
+        assert signal.getsignal(end) is harmless
+    finally:
+        signal.signal(end, before)
+    assert ended.value.code == 128 + end
 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -126,6 +126,17 @@ def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     shutil.rmtree(path)
 
 
+@pytest.fixture(scope="module")
+def common() -> Iterator[embedded.Server]:
+    """A server for those who only look at it."""
+    with embedded.ephemeral() as server:
+        yield server
+
+
+#: In the one process of pytest that has started it.
+of_the_common_one = pytest.mark.xdist_group("embedded")
+
+
 class TestEphemeral:
     def test_lives_within_the_block(self) -> None:
         with embedded.ephemeral() as server:
@@ -140,20 +151,15 @@ class TestEphemeral:
         assert gone(server.directory)
         server.stop()
 
-    def test_the_c_library_needs_no_locale_but_c(self) -> None:
+    @of_the_common_one
+    def test_the_c_library_needs_no_locale_but_c(self, common: embedded.Server) -> None:
         """macOS 14 and others have no C.UTF-8. PostgreSQL brings along its own from version 17 on."""
-        with embedded.ephemeral() as server:
-            columns = "datcollate, datctype, pg_encoding_to_char(encoding)"
-            mine = "FROM pg_database WHERE datname = current_database()"
-            assert query(server.dsn, f"SELECT concat_ws(' ', {columns}) {mine}") == "C C UTF8"
-            if int(server.version.partition(".")[0]) >= 17:
-                assert query(server.dsn, f"SELECT concat_ws(' ', datlocprovider, datlocale) {mine}") == "b C.UTF-8"
-                assert query(server.dsn, "SELECT upper('é') COLLATE \"default\"") == "É"
-
-    def test_the_durable_kind_takes_settings(self) -> None:
-        with embedded.ephemeral(fast=False, settings={"max_connections": "17"}) as server:
-            assert query(server.dsn, "SHOW fsync") == "on"
-            assert query(server.dsn, "SHOW max_connections") == "17"
+        columns = "datcollate, datctype, pg_encoding_to_char(encoding)"
+        mine = "FROM pg_database WHERE datname = current_database()"
+        assert query(common.dsn, f"SELECT concat_ws(' ', {columns}) {mine}") == "C C UTF8"
+        if int(common.version.partition(".")[0]) >= 17:
+            assert query(common.dsn, f"SELECT concat_ws(' ', datlocprovider, datlocale) {mine}") == "b C.UTF-8"
+            assert query(common.dsn, "SELECT upper('é') COLLATE \"default\"") == "É"
 
     def test_bears_the_callers_surroundings(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for name, value in {
@@ -168,11 +174,11 @@ class TestEphemeral:
             assert query(url, "SELECT string_agg(x, '' ORDER BY x) FROM (VALUES ('ä'), ('b'), ('B')) v (x)") == "Bbä"
             assert query(url, "SELECT reset_val FROM pg_settings WHERE name = 'log_timezone'") == "UTC"
 
-    def test_databases_by_name(self) -> None:
-        with embedded.ephemeral() as server:
-            with psycopg.connect(server.dsn, autocommit=True) as connection:
-                connection.execute('CREATE DATABASE "a b/ü"')
-            assert query(server.url("a b/ü"), "SELECT current_database()") == "a b/ü"
+    @of_the_common_one
+    def test_databases_by_name(self, common: embedded.Server) -> None:
+        with psycopg.connect(common.dsn, autocommit=True) as connection:
+            connection.execute('CREATE DATABASE "a b/ü"')
+        assert query(common.url("a b/ü"), "SELECT current_database()") == "a b/ü"
 
     def test_tcp_asks_for_the_password(self) -> None:
         with embedded.ephemeral(tcp=True) as server:
@@ -185,18 +191,17 @@ class TestEphemeral:
             server.restart()
             assert (server.port, query(server.dsn, "SELECT 1")) == (port, 1)
 
-    @pytest.mark.parametrize("mode", ["fast", "immediate"])
-    def test_a_restart_keeps_what_was_committed(self, mode: Any) -> None:
+    def test_a_restart_keeps_what_was_committed(self) -> None:
+        """Whichever kind it is; and after a crash it comes back."""
+        modes: tuple[Any, ...] = ("fast", "immediate")
         with embedded.ephemeral() as server:
-            with psycopg.connect(server.dsn) as connection:
-                connection.execute("CREATE TABLE kept AS SELECT 1 AS x")
-            old = server.pid
-            server.restart(mode)
-            assert server.pid != old
-            assert query(server.dsn, "SELECT x FROM kept") == 1
-
-    def test_comes_back_after_a_crash(self) -> None:
-        with embedded.ephemeral() as server:
+            for mode in modes:
+                with psycopg.connect(server.dsn) as connection:
+                    connection.execute(f"CREATE TABLE {mode} AS SELECT 1 AS x".encode())
+                old = server.pid
+                server.restart(mode)
+                assert server.pid != old
+                assert query(server.dsn, f"SELECT x FROM {mode}") == 1
             with psycopg.connect(server.dsn):
                 os.kill(server.pid, signal.SIGKILL)
             server.restart()
@@ -270,8 +275,11 @@ class TestEphemeral:
         assert not Path(told["directory"]).exists()
 
     def test_stops_while_another_process_looks_at_its_lock(self) -> None:
-        """As one that sweeps does: whose lock it has for a moment is no user."""
-        with embedded.ephemeral() as server, (server.directory / "users").open() as other:
+        """As one that sweeps does: whose lock it has for a moment is no user. Of the durable kind, with settings."""
+        durable = embedded.ephemeral(fast=False, settings={"max_connections": "17"})
+        with durable as server, (server.directory / "users").open() as other:
+            assert query(server.dsn, "SHOW fsync") == "on"
+            assert query(server.dsn, "SHOW max_connections") == "17"
             fcntl.flock(other, fcntl.LOCK_SH)
             pid = server.pid
             server.stop()
@@ -328,10 +336,12 @@ class TestShared:
         with pytest.raises(EmbeddedError, match="was made by PostgreSQL 9"):
             embedded.shared()
 
-    def test_a_home_of_any_name(self, home: Path) -> None:
-        """The socket is in it, so its name is in the addresses, for libpq and for SQLAlchemy."""
+    def test_a_home_of_any_name(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The socket is in it, so its name is in the addresses, for libpq and for SQLAlchemy. In the current folder."""
         name = "a b+c%20ü"
-        with embedded.shared(home / name) as server:
+        monkeypatch.chdir(home)
+        with embedded.shared(Path(name)) as server:
+            assert server.directory == home / name / "server"
             assert name in server.socket_directory
             for url in (server.dsn, server.url(), libpq_of(parsed(server.dsn)), libpq_of(parsed(server.url()))):
                 assert query(url, "SELECT 1") == 1
@@ -358,12 +368,6 @@ class TestShared:
     def test_a_home_that_no_url_can_name_is_refused(self, home: Path, name: str) -> None:
         with pytest.raises(EmbeddedError, match="holds a comma or a quotation mark: set FAIRQUEUE_PG_HOME"):
             embedded.shared(home / name)
-
-    def test_a_home_in_the_current_folder(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.chdir(home)
-        with embedded.shared(Path("here")) as server:
-            assert server.directory == home / "here/server"
-            assert query(server.dsn, "SELECT 1") == 1
 
 
 class TestBinaries:
@@ -414,11 +418,11 @@ class TestBinaries:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 class TestRoot:
-    def test_the_server_is_not_root(self) -> None:
-        with embedded.ephemeral() as server:
-            assert Path(f"/proc/{server.pid}").stat().st_uid != 0
-            assert Path(server.socket_directory).stat().st_mode & 0o077 == 0
-            assert (server.directory / "data").stat().st_mode & 0o077 == 0
+    @of_the_common_one
+    def test_the_server_is_not_root(self, common: embedded.Server) -> None:
+        assert Path(f"/proc/{common.pid}").stat().st_uid != 0
+        assert Path(common.socket_directory).stat().st_mode & 0o077 == 0
+        assert (common.directory / "data").stat().st_mode & 0o077 == 0
 
     @needs_package
     def test_programs_out_of_reach_are_copied(

@@ -22,7 +22,7 @@ from benchmarks.systems import LIMIT, OURS, Fill, payload_of
 _SYSTEMS = {
     "quick": (OURS, LIMIT, "channel-row", "blocks"),
     "full": (OURS, LIMIT, "fifo", "channel-row", "partition-by", "blocks"),
-    "tiny": (OURS, LIMIT, "fifo", "channel-row", "partition-by", "blocks"),
+    "tiny": (OURS, LIMIT, "channel-row"),
 }
 _CHANNELS = 1_000
 _BACKLOG = {"quick": 10_000, "full": 100_000, "tiny": 200}

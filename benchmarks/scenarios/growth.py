@@ -73,7 +73,7 @@ _NUMBERS = {
         waiting=(OURS, LIMIT, "channel-row", "priority", "priority-two-indexes", "priority-after-time", "marked"),
         worn=(OURS,),
     ),
-    "tiny": Numbers((100, 5), ((300, 5),), 10, 100, {1: 2, 100: 1}, 0.3, (OURS, LIMIT), (OURS, LIMIT)),
+    "tiny": Numbers((100, 5), ((300, 5),), 10, 100, {1: 2, 100: 1}, 0.3, (OURS,), (OURS,), (OURS,)),
 }
 
 #: Nothing is planned ahead after this.

@@ -31,7 +31,7 @@ _NOTIFIED, _POLLED = "default", "polled"
 _NAMES = {_NOTIFIED: OURS, _POLLED: "polling"}
 _CHANNELS = 50
 #: Shares of the capacity, in %.
-_LOADS = (10, 50, 90)
+_LOADS = {"quick": (10, 50, 90), "full": (10, 50, 90), "tiny": (50,)}
 #: Seconds of a turn under load.
 _SECONDS = {"quick": 1.0, "full": 8.0, "tiny": 0.1}
 #: Messages of each way in a round of the idle case.
@@ -49,7 +49,8 @@ _REST = 1.05
 
 def cases(size: Size) -> list[Case]:
     drain = _DRAIN[size.name][0] * _DRAIN[size.name][1] / 400
-    seconds = 5 + drain + size.rounds * (len(_LOADS) * 2 * (_SECONDS[size.name] + 0.3) + _IDLE[size.name] * 1.3)
+    under_load = len(_LOADS[size.name]) * 2 * (_SECONDS[size.name] + 0.3)
+    seconds = 5 + drain + size.rounds * (under_load + _IDLE[size.name] * 1.3)
     return [Case("idle and under load", measure, seconds)]
 
 
@@ -118,7 +119,7 @@ def measure(bench: Bench) -> Iterable[Record]:
         yield value_record("capacity of the worker", OURS, slots, capacities, "1/s")
         bench.place.checkpoint()
         yield from _records("idle", [_idle(running, _IDLE[bench.size.name], number) for number in rounds])
-        for load in _LOADS:
+        for load in _LOADS[bench.size.name]:
             rate, seconds = median(capacities) * load / 100, _SECONDS[bench.size.name]
             yield from _records(f"{load} %", [_under_load(running, rate, seconds, number) for number in rounds])
 

@@ -106,8 +106,9 @@ def writing(rows: int, bench: Bench, *, keyed: bool) -> Iterable[Record]:
             assert found == rows, f"{name}: {found} of {rows}"
             return rows / took
 
-        for name in ways:
-            once(name)  # the JVM compiles what is used often
+        if bench.size.name != "tiny":
+            for name in ways:
+                once(name)  # the JVM compiles what is used often
         bench.place.checkpoint()
         rates = alternate(list(ways), bench.size.rounds, once)
         for name, least in (("atomic", 0.5), ("direct", 0.75)):
@@ -150,8 +151,9 @@ def reading(rows: int, bench: Bench) -> Iterable[Record]:
             ways[name]()
             return rows / (time.perf_counter() - start)
 
-        for name in ways:
-            once(name)
+        if bench.size.name != "tiny":
+            for name in ways:
+                once(name)  # the JVM compiles what is used often
         rates = alternate(list(ways), bench.size.rounds, once)
         yield ratio_record(
             "rows read by Spark",

@@ -17,10 +17,20 @@ from tests.pages import ROOT
 PROGRAM = """
 import importlib
 import os
+import sys
 
+import anyio
+import mako.template
 import psycopg
+import sqlalchemy.dialects.mssql
+import sqlalchemy.dialects.mysql
+import sqlalchemy.dialects.oracle
+import sqlalchemy.dialects.postgresql
+import sqlalchemy.dialects.sqlite
+import sqlalchemy.ext.asyncio
 import sqlalchemy.orm
 
+assert not {{"alembic", "fairqueue"}} & sys.modules.keys()
 for first in {firsts}:
     if not (child := os.fork()):
         importlib.import_module(first)

@@ -133,13 +133,12 @@ def test_an_installation_by_other_means(alembic: Run, database_url: str, raw: Ra
     assert database.execute("SELECT count(*) FROM fairqueue.message").fetchone() == (1,)
 
 
-@pytest.mark.parametrize("isolation", ["read committed", "serializable"])
-def test_two_at_once(empty_database_url: str, raw: Raw, isolation: str) -> None:
-    """Both succeed, one of them by doing nothing: each waits before it looks at anything."""
+def test_two_at_once(empty_database_url: str, raw: Raw) -> None:
+    """Both succeed, one of them by doing nothing: each waits before it looks at anything, with a view that stays."""
     database, observer = raw(empty_database_url), raw(empty_database_url)
     observer.autocommit = True
     name = Identifier(observer.info.dbname)
-    observer.execute(SQL("ALTER DATABASE {} SET default_transaction_isolation = {}").format(name, isolation))
+    observer.execute(SQL("ALTER DATABASE {} SET default_transaction_isolation = serializable").format(name))
     database.execute(schema.lock_sql("fairqueue").encode())
     programs = [start(empty_database_url, "upgrade", "head") for _ in range(2)]
     while observer.execute(WAITING).fetchone() != (2,):

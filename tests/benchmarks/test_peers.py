@@ -124,15 +124,25 @@ class BrokenWorker(FairqueueWorker):
         raise RuntimeError("not today")
 
 
-@pytest.fixture
-def bench(postgres: Postgres) -> Iterator[Bench]:
-    """With ours, and with two that fail."""
+@pytest.fixture(scope="module")
+def place(postgres: Postgres) -> Iterator[Place]:
     place = Place(libpq(postgres.url.render_as_string(hide_password=False)))
+    yield place
+    place.close()
+
+
+@pytest.fixture(scope="module")
+def consumers() -> Iterator[Consumers]:
+    with Consumers() as consumers:
+        yield consumers
+
+
+@pytest.fixture
+def bench(place: Place, consumers: Consumers) -> Bench:
+    """With ours, and with two that fail."""
     systems: dict[str, System] = {name: SYSTEMS[name] for name in (OURS, OUR_WORKER)}
     systems |= {system.name: system for system in (Broken(), BrokenWorker())}
-    with Consumers() as consumers:
-        yield Bench(place, consumers, TINY, systems)
-    place.close()
+    return Bench(place, consumers, TINY, systems)
 
 
 @pytest.mark.parametrize("case", peers.cases(TINY), ids=lambda case: case.label)

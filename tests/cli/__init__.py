@@ -1,6 +1,25 @@
 """The command line, in this process and as a process of its own."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
 
 #: ``subprocess.run([*COMMAND, "status"])``
 COMMAND = [sys.executable, "-m", "fairqueue.cli"]
+
+
+@contextmanager
+def in_folder_of(shop: Path) -> Iterator[None]:
+    """As if a command ran there, in this process: the modules of the package are found, and forgotten afterwards."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(shop.parent)
+        patch.setattr(sys, "path", [*sys.path])
+        patch.setattr("logging.basicConfig", lambda **_: None)  # which would take pytest's handlers away
+        try:
+            yield
+        finally:
+            for name in [name for name in sys.modules if name.partition(".")[0] == shop.name]:
+                del sys.modules[name]

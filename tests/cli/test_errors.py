@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -32,6 +33,7 @@ def complaint(*arguments: str, code: int, environment: dict[str, str] | None = N
     return result.stderr.removeprefix("fairqueue: ").removesuffix("\n")
 
 
+@pytest.mark.shared_database
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -251,20 +253,39 @@ def test_a_closed_pipe_is_quiet(options: list[str], database_url: str) -> None:
     assert (done.returncode, done.stderr) == (1, "")
 
 
+#: Commands one after the other, each on a stdout as Python makes it.
+ONE_BY_ONE = """
+import sys
+from fairqueue.cli import main
+
+for command in {commands!a}:
+    sys.stdout.reconfigure(errors="strict")
+    sys.argv[1:] = command
+    try:
+        main()
+    except SystemExit as ended:
+        print("ended with", ended.code, flush=True)
+"""
+
+
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_letters_that_the_terminal_has_not(encoding: str, database_url: str, session: Session) -> None:
     """What is a name to a tenant has no place in every encoding, such as that of a terminal, or of a job's log."""
     acts.put(session, "日本")
-    for command in (["channel", "set", "日本", "--weight", "2"], ["status"]):  # words, and a table
-        done = subprocess.run(
-            [*COMMAND, "--dsn", database_url, *command],
-            env=os.environ | {"PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"},
-            capture_output=True,
-            check=False,
-        )
-        assert (done.returncode, done.stderr) == (0, b"")
+    words, table = ["channel", "set", "日本", "--weight", "2"], ["status"]
+    commands = [["--dsn", database_url, *command] for command in (words, table)]
+    done = subprocess.run(
+        [sys.executable, "-c", ONE_BY_ONE.format(commands=commands)],
+        env=os.environ | {"PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"},
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    *outputs, rest = done.stdout.split(b"ended with 0\n")
+    assert (len(outputs), rest) == (2, b"")
+    for output in outputs:
         # To a terminal of ASCII, click writes UTF-8.
-        assert b"\\u65e5\\u672c" in done.stdout or (encoding == "ascii" and "日本".encode() in done.stdout)
+        assert b"\\u65e5\\u672c" in output or (encoding == "ascii" and "日本".encode() in output)
 
 
 def test_ctrl_c_is_quiet(database_url: str, engine: Engine, session: Session) -> None:
@@ -286,7 +307,7 @@ def test_ctrl_c_is_quiet(database_url: str, engine: Engine, session: Session) ->
 def test_watch_goes_on_after_a_restart_of_the_server(tmp_path: Path) -> None:
     with embedded.ephemeral() as server:
         url = server.url()
-        subprocess.run([*COMMAND, "--dsn", url, "migrate"], check=True, capture_output=True)
+        assert CliRunner().invoke(program, ["--dsn", url, "migrate"]).exit_code == 0
         with (tmp_path / "output").open("w+") as output:
             seen = (tmp_path / "output").read_text
             with interruptible([*COMMAND, "--dsn", url, "status", "new", "--watch=0.1"], output) as process:

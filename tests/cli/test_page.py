@@ -5,16 +5,17 @@ import os
 import shlex
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from sqlalchemy import create_engine, text
 
+import fairqueue as fq
 from fairqueue.cli.program import program
 from tests import acts
-from tests.cli import COMMAND
+from tests.cli import COMMAND, in_folder_of
 from tests.pages import ROOT, blocks
 
 PAGE = (ROOT / "docs" / "cli.md").read_text("utf-8")
@@ -111,13 +112,31 @@ def examples() -> Iterator[tuple[str, str]]:
 
 @pytest.mark.slow
 def test_the_page(reader: Reader, empty_database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the commands that start workers only one does so; the others are read, and say what they would start."""
     monkeypatch.chdir(reader.folder)
+    started: list[int] = []
+
+    def run(*workers: fq.Worker) -> int:
+        started.append(len(workers))
+        return 0
+
+    def supervise(command: Sequence[str], processes: int) -> int:
+        started.append(processes)
+        return 0
+
+    monkeypatch.setattr("fairqueue.worker.run", run)
+    monkeypatch.setattr("fairqueue.cli.processes.supervise", supervise)
     typed = 0
     for command, expected in examples():
         if command.startswith("pip "):
             continue
-        if command.startswith("fairqueue worker"):
+        if command == "fairqueue worker shop.jobs:app shop.jobs:reports":
             reader.types_and_stops(command)
+        elif command.startswith("fairqueue worker"):
+            with in_folder_of(reader.folder / "shop"):
+                reader.types(command, expected)
+        elif command.startswith("fairqueue demo"):
+            reader.types(f"{command} --workers 1", expected)
         else:
             reader.types(command, expected)
         typed += 1
@@ -127,3 +146,4 @@ def test_the_page(reader: Reader, empty_database_url: str, monkeypatch: pytest.M
                 connection.exec_driver_sql(SETTING, execution_options={"no_parameters": True})
             engine.dispose()
     assert typed > 20
+    assert started == [1, 4]

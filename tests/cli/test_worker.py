@@ -17,7 +17,7 @@ import fairqueue as fq
 from fairqueue.cli import processes
 from fairqueue.cli.worker import worker
 from tests import acts
-from tests.cli import COMMAND
+from tests.cli import COMMAND, in_folder_of
 
 MODULE = """
 import os, signal, time
@@ -108,56 +108,54 @@ def alive(pid: int) -> bool:
         return True
 
 
-@pytest.mark.parametrize(
-    ("apps", "number"),
-    [(["shop.jobs:app"], signal.SIGTERM), (["shop.jobs:app", "shop.jobs:other"], signal.SIGINT)],
-)
-def test_it_works_until_it_is_told_to_stop(
-    apps: list[str], number: signal.Signals, program: Program, session: Session
-) -> None:
+def test_it_works_until_it_is_told_to_stop(program: Program, session: Session) -> None:
     acts.put(session, "acme", 3)
-    if len(apps) > 1:
-        acts.put(session, "acme", 3, queue="other")
-    with program.running(*apps) as process:
+    acts.put(session, "acme", 3, queue="other")
+    with program.running("shop.jobs:app", "shop.jobs:other") as process:
         acts.wait_until(lambda: left(session) == 0)
-        process.send_signal(number)
+        process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
     assert "Traceback" not in program.said()
 
 
 def test_unfinished_work_is_told_by_the_exit_code(program: Program, session: Session) -> None:
+    """That of a process, and so that of several."""
     acts.put(session, "acme", payload="sleep")
-    for options in ([], ["--processes", "2"]):
-        (program.folder / "asleep").unlink(missing_ok=True)
-        with program.running("shop.hasty:app", *options) as process:
-            acts.wait_until((program.folder / "asleep").exists)
-            process.terminate()
-            assert process.wait(30) == 3
-        assert left(session) == 1
+    with program.running("shop.hasty:app", "--processes", "2") as process:
+        acts.wait_until((program.folder / "asleep").exists)
+        process.terminate()
+        assert process.wait(30) == 3
+    assert left(session) == 1
 
 
-def test_several_processes_stop_together(program: Program, session: Session) -> None:
+def test_several_processes(program: Program, session: Session) -> None:
+    """One that dies is replaced, and one that somebody else stops; all of them stop together.
+
+    That one ends with 0: it has done as it was told, but not by the parent, which still wants so many of them.
+    """
     with program.running("shop.jobs:app", "--processes", "3") as process:
         acts.wait_until(lambda: len(program.workers()) == 3)
-        pids = program.workers()
-        assert len({*pids, process.pid}) == 4
-        assert all(map(alive, pids))
+        first = program.workers()
+        assert len({*first, process.pid}) == 4
+        assert all(map(alive, first))
+
+        (id_,) = acts.put(session, "acme", payload="die")
+        acts.wait_until(lambda: len(program.workers()) == 4)
+        assert "was killed by SIGKILL; another one in" in program.said()
+        acts.expire(session, [id_])
+        acts.wait_until(lambda: left(session) == 0)
+
+        stopped = next(filter(alive, first))
+        os.kill(stopped, signal.SIGTERM)
+        acts.wait_until(lambda: len(program.workers()) == 5)
+        assert f"worker process {stopped} ended with exit code 0; another one in" in program.said()
+
+        pids = [pid for pid in program.workers() if alive(pid)]
+        assert len(pids) == 3
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
         assert not any(map(alive, pids))
     assert "Traceback" not in program.said()
-
-
-def test_a_process_that_died_is_replaced(program: Program, session: Session) -> None:
-    with program.running("shop.jobs:app", "--processes", "2") as process:
-        acts.wait_until(lambda: len(program.workers()) == 2)
-        (id_,) = acts.put(session, "acme", payload="die")
-        acts.wait_until(lambda: len(program.workers()) == 3)
-        assert "was killed by SIGKILL; another one in" in program.said()
-        acts.expire(session, [id_])
-        acts.wait_until(lambda: left(session) == 0)
-        process.terminate()
-        assert process.wait(30) == 0
 
 
 def test_the_processes_end_with_a_parent_that_is_killed(program: Program, session: Session) -> None:
@@ -171,6 +169,14 @@ def test_the_processes_end_with_a_parent_that_is_killed(program: Program, sessio
     assert program.said().count("has stopped; handed back unfinished: 0") == 2
 
 
+@pytest.fixture
+def here(program: Program, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This process works in the program's folder."""
+    monkeypatch.setenv("DATABASE_URL", program.environment["DATABASE_URL"])
+    with in_folder_of(program.folder / "shop"):
+        yield
+
+
 @pytest.mark.parametrize(
     ("app", "said"),
     [
@@ -181,10 +187,12 @@ def test_the_processes_end_with_a_parent_that_is_killed(program: Program, sessio
         ("shop:app", "shop has no 'app'; it has no fairqueue.Worker;"),
     ],
 )
-def test_what_is_no_worker_is_told_in_one_line(app: str, said: str, program: Program) -> None:
-    with program.running(app) as process:
-        assert process.wait(30) == 2
-    (line,) = program.said().splitlines()
+@pytest.mark.usefixtures("here")
+def test_what_is_no_worker_is_told_in_one_line(app: str, said: str) -> None:
+    """By a process, too: see test_several_processes_of_no_worker_are_not_replaced."""
+    done = CliRunner().invoke(worker, [app])
+    assert (done.exit_code, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
     assert line.startswith("fairqueue: ")
     assert said in line
 
@@ -222,17 +230,6 @@ def test_a_database_without_the_queue_is_told_in_one_line(program: Program, empt
         assert process.wait(30) == 1
     assert program.said().startswith("fairqueue: schema 'fairqueue' has no fairqueue")
     assert program.said().count("\n") == 1
-
-
-def test_a_process_that_somebody_else_stops_is_replaced(program: Program, session: Session) -> None:
-    """With 0: it has done as it was told, but not by the parent, which still wants so many of them."""
-    with program.running("shop.jobs:app", "--processes", "2") as process:
-        acts.wait_until(lambda: len(program.workers()) == 2)
-        os.kill(program.workers()[0], signal.SIGTERM)
-        acts.wait_until(lambda: len(program.workers()) == 3)
-        assert f"worker process {program.workers()[0]} ended with exit code 0; another one in" in program.said()
-        process.terminate()
-        assert process.wait(30) == 0
 
 
 def stop(slot: processes._Slot) -> None:

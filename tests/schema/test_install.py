@@ -18,7 +18,7 @@ from tests.fixtures.connections import Raw
 from tests.observing import observer, value
 from tests.schema.running import run
 
-STRANGE = ["My Q", "a$b", '50%: "q" %s', "it's :a", "$$ $1", "ü" * 31, "select", "a.b", "x\\y", "new\nline"]
+STRANGE = ["a$b", "select", "a.b", "new\nline", "ü" * 31, '50%: "My Q" %s it\'s :a $$ $1 x\\y']
 
 
 class TestInstall:

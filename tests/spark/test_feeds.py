@@ -121,8 +121,7 @@ class TestLateWriters:
 
 
 class TestBatches:
-    @settings(max_examples=10)
-    @given(max_rows=st.integers(1, 30), parts=st.none() | st.integers(1, 6))
+    @pytest.mark.parametrize(("max_rows", "parts"), [(1, None), (2, 6), (4, 1), (7, 3), (30, 2)])
     def test_of_any_size_are_all_rows(self, filled: Place, max_rows: int, parts: int | None) -> None:
         feed = Feed(filled)
         start, found = feed.begin(), list[int]()

@@ -1,5 +1,6 @@
 """Reading in parts, without Spark: together they are one consistent set of rows, whatever goes on meanwhile."""
 
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -22,7 +23,9 @@ from fairqueue.spark.engine.reading import (
     read,
     snapshot,
 )
+from fairqueue.testing._databases import Databases
 from tests.fixtures.connections import Raw
+from tests.fixtures.postgres import libpq
 from tests.observing import value
 from tests.spark.histories import add, add_days, history, noon, ordered, row
 from tests.spark.idling import connections, ended_after
@@ -47,17 +50,38 @@ def all_of(place: Place, selection: Selection, **options: Any) -> list[dict[str,
     return [each for part in plan(place, selection, **options) for each in rows_of(place, selection, part)]
 
 
-@pytest.fixture
-def filled(connection: psycopg.Connection[Any]) -> psycopg.Connection[Any]:
+def fill(connection: psycopg.Connection[Any]) -> None:
     """Three days with a partition and one without; some blocks each."""
     add_days(connection, 0, 1, 2)
     for day in range(4):
         add(connection, [row(number, day, error="x" * (number % 300)) for number in range(1, 301)])
         connection.commit()
+
+
+@pytest.fixture
+def filled(connection: psycopg.Connection[Any]) -> psycopg.Connection[Any]:
+    fill(connection)
     return connection
 
 
+@pytest.fixture(scope="module")
+def filled_url(databases: Databases, template: Any) -> Iterator[str]:
+    """Of a database for tests that only read."""
+    with databases.create(template.template_dbname) as url:
+        with psycopg.connect(libpq(url)) as connection:
+            fill(connection)
+        yield url
+
+
 class TestParts:
+    @pytest.fixture
+    def database_url(self, filled_url: str) -> str:
+        return filled_url
+
+    @pytest.fixture
+    def filled(self, connection: psycopg.Connection[Any]) -> psycopg.Connection[Any]:
+        return connection
+
     @pytest.mark.parametrize("parts", [1, 2, 7, None])
     @pytest.mark.parametrize("held", [True, False])
     def test_together_are_all_rows(
@@ -111,27 +135,6 @@ class TestParts:
         assert sorted(wanted, key=str) == sorted((tuple(each.values()) for each in found), key=str)
         assert list(found[0]) == ["xid", "message_id", "leased_at"]
 
-    def test_messages(self, place: Place, connection: psycopg.Connection[Any]) -> None:
-        """Payloads as JSON, bodies as bytes, and what isn't there as null."""
-        connection.execute(
-            """INSERT INTO fairqueue.message (channel, payload, body, key) VALUES
-                ('acme', '{"a": [1, null, "é"]}', NULL, 'k'), ('acme', NULL, '\\x00ff', NULL),
-                ('globex', 'null', NULL, NULL)"""
-        )
-        connection.commit()
-        found = sorted(all_of(place, MESSAGES), key=lambda each: each["id"])
-        assert [(each["payload"], each["body"], each["key"], each["leased_until"]) for each in found] == [
-            ('{"a": [1, null, "é"]}', None, "k", None),
-            (None, b"\x00\xff", None, None),
-            ("null", None, None, None),
-        ]
-        assert [each["channel"] for each in all_of(place, Selection("messages", tenants=("globex",)))] == ["globex"]
-
-    def test_of_nothing(self, place: Place, database_url: str) -> None:
-        assert all_of(place, HISTORY) == all_of(place, MESSAGES) == []
-        with snapshot(database_url) as now:
-            assert plan(place, HISTORY, snapshot=now) == plan(place, MESSAGES, snapshot=now) == []
-
     def test_are_read_by_blocks(self, place: Place, filled: psycopg.Connection[Any]) -> None:
         """Each looks at its own."""
         parts = plan(place, HISTORY, parts=6)
@@ -162,6 +165,29 @@ class TestParts:
         assert len(divided({"a": 1}, None, 8192)) == 1
         assert len(divided({"a": 2**17}, None, 8192)) == 16
         assert len(divided({"a": 2**30}, None, 8192)) == 1024
+
+
+def test_messages(place: Place, connection: psycopg.Connection[Any]) -> None:
+    """Payloads as JSON, bodies as bytes, and what isn't there as null."""
+    connection.execute(
+        """INSERT INTO fairqueue.message (channel, payload, body, key) VALUES
+            ('acme', '{"a": [1, null, "é"]}', NULL, 'k'), ('acme', NULL, '\\x00ff', NULL),
+            ('globex', 'null', NULL, NULL)"""
+    )
+    connection.commit()
+    found = sorted(all_of(place, MESSAGES), key=lambda each: each["id"])
+    assert [(each["payload"], each["body"], each["key"], each["leased_until"]) for each in found] == [
+        ('{"a": [1, null, "é"]}', None, "k", None),
+        (None, b"\x00\xff", None, None),
+        ("null", None, None, None),
+    ]
+    assert [each["channel"] for each in all_of(place, Selection("messages", tenants=("globex",)))] == ["globex"]
+
+
+def test_of_nothing(place: Place, database_url: str) -> None:
+    assert all_of(place, HISTORY) == all_of(place, MESSAGES) == []
+    with snapshot(database_url) as now:
+        assert plan(place, HISTORY, snapshot=now) == plan(place, MESSAGES, snapshot=now) == []
 
 
 class TestMeanwhile:

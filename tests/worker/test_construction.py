@@ -39,9 +39,9 @@ from tests.worker.working import is_empty, threads_of_workers
         ("async_session", 7),
     ],
 )
-def test_each_parameter_is_named(engine: Engine, parameter: str, value: Any) -> None:
+def test_each_parameter_is_named(parameter: str, value: Any) -> None:
     with pytest.raises(fq.InvalidValue, match=f"^{parameter} "):
-        fq.Worker(engine, **{parameter: value})
+        fq.Worker(create_engine("postgresql+psycopg://"), **{parameter: value})
 
 
 def test_the_engine(session: Session, database_url: str) -> None:

@@ -106,6 +106,7 @@ def test_pauses() -> None:
         assert longest / 2 <= min(pauses) < max(pauses) <= longest
 
 
+@pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("kind", ["plain", "asyncpg"])
 def test_a_decision_beyond_a_limit_of_the_server(kind: str, session: Session, worker_of: WorkerOf) -> None:
     """It is refused for good: given up, so that the others are reported, and it comes back when its lease is over."""
@@ -129,6 +130,7 @@ def test_a_decision_beyond_a_limit_of_the_server(kind: str, session: Session, wo
         wait_until(lambda: not run.jobs)  # nor is the lease extended
 
 
+@pytest.mark.usefixtures("hasty")
 def test_a_report_that_is_refused_at_first(session: Session, worker_of: WorkerOf) -> None:
     """Twice, for whatever reason: it isn't given up so soon, as its message would be done again."""
     put(session, "acme")
@@ -145,6 +147,7 @@ def test_a_report_that_is_refused_at_first(session: Session, worker_of: WorkerOf
         assert wait_for_endings(session, 1) == {"completed": 1}
 
 
+@pytest.mark.usefixtures("hasty")
 def test_a_pool_that_is_used_up(session: Session, worker_of: WorkerOf, caplog: pytest.LogCaptureFixture) -> None:
     """A report waits for a connection, however long that takes."""
     put(session, "acme")
@@ -197,6 +200,7 @@ def latin1(postgres: Postgres) -> Iterator[Engine]:
     maintenance.dispose()
 
 
+@pytest.mark.usefixtures("hasty")
 def test_a_reason_beyond_the_encoding(latin1: Engine, worker_of: WorkerOf) -> None:
     """It is kept as far as the database can, whichever driver finds out, and of a class that isn't made of it."""
 

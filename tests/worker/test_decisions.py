@@ -19,6 +19,8 @@ from tests.acts import put, wait_until
 from tests.fixtures.workers import EngineOf, WorkerOf
 from tests.worker.working import WITH_SESSION, act, add_effects, effects, is_empty, wait_for_endings
 
+pytestmark = pytest.mark.shared_database
+
 
 class Gone(Exception):
     pass
@@ -321,6 +323,7 @@ def test_a_payload_that_does_not_fit(kind: str, session: Session, worker_of: Wor
     assert fate(session).startswith("dead: InvalidValue: the stored payload is no ")
 
 
+@pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("told", ["returned", "raised"])
 @pytest.mark.parametrize("kind", ["plain", "async"])
 def test_a_decision_that_cannot_be_sent(kind: str, told: str, session: Session, worker_of: WorkerOf) -> None:

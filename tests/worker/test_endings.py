@@ -23,9 +23,9 @@ from fairqueue.worker.database import Database
 from fairqueue.worker.jobs import Job
 from fairqueue.worker.running import Run
 from fairqueue.worker.threads import Threads
-from tests.acts import put, wait_until
+from tests.acts import expire, put, wait_until
 from tests.fixtures.workers import EngineOf, WorkerOf
-from tests.worker.working import LISTENING, RARELY, endings, statements, threads_of_workers, wait_for_endings
+from tests.worker.working import LISTENING, RARELY, endings, leased, statements, threads_of_workers, wait_for_endings
 
 
 class Rude(BaseException):
@@ -68,6 +68,7 @@ class TestFailures:
                 await to_thread.run_sync(wait_until, lambda: "mine has failed, and works no more" in caplog.text)
         assert "ZeroDivisionError: mine" in caplog.text
 
+    @pytest.mark.usefixtures("hasty")
     @pytest.mark.parametrize(
         ("kind", "error"),
         [
@@ -118,8 +119,8 @@ class TestFailures:
         self, kind: str, session: Session, worker_of: WorkerOf, caplog: pytest.LogCaptureFixture
     ) -> None:
         """It is an error of that dequeue: the worker goes on, and the message comes back when its lease is over."""
-        put(session, "acme")
-        app = worker_of(kind, lambda *_: None, lease=1)
+        (id_,) = put(session, "acme")
+        app = worker_of(kind, lambda *_: None, lease=3600)
         reads: list[str] = []
 
         def read(value: str) -> datetime:
@@ -141,10 +142,13 @@ class TestFailures:
 
         event.listen(getattr(app.engine, "sync_engine", app.engine), "connect", connected)
         with app:
+            wait_until(lambda: leased(session) == 1)
+            expire(session, [id_])
             assert wait_for_endings(session, 1) == {"completed": 1}
         assert "can't dequeue, trying again" in caplog.text
         assert "OverflowError: date value out of range" in caplog.text
 
+    @pytest.mark.usefixtures("hasty")
     @pytest.mark.parametrize("kind", LISTENING)
     def test_a_server_that_is_the_primary_no_more(self, kind: str, session: Session, worker_of: WorkerOf) -> None:
         """Connections that lead to it may only read, and are given up: new ones lead elsewhere."""
@@ -281,6 +285,7 @@ class TestStarts:
         async with asyncio.timeout(10):
             assert await task == 0
 
+    @pytest.mark.usefixtures("hasty")
     def test_without_a_right(self, session: Session, worker_of: WorkerOf, caplog: pytest.LogCaptureFixture) -> None:
         """Where nobody waits for the start any more, as the database was away: it goes on until it has been granted."""
         put(session, "acme")
@@ -348,11 +353,12 @@ def test_what_a_thread_finishes_at_the_last_moment(
     original = Threads.call_soon
 
     def call_soon(threads: Threads, function: Any) -> None:
-        if getattr(function, "__name__", "") != "collect":
-            original(threads, function)
+        if getattr(function, "__name__", "") == "collect":
+            function = app.stop  # once more: the time of grace is over at this moment
+        original(threads, function)
 
     monkeypatch.setattr(Threads, "call_soon", call_soon)
-    app = worker_of("plain", lambda *_: app.stop(), grace=2)
+    app = worker_of("plain", lambda *_: app.stop())
     assert asyncio.run(app.run_async()) == 0
     assert endings(session) == ["completed"]
 

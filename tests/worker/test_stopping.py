@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 import fairqueue as fq
 from fairqueue import embedded, schema
 from fairqueue.worker import listening, running
-from tests.acts import lease_of, put, wait_until
+from tests.acts import expire, lease_of, put, wait_until
 from tests.fixtures.postgres import Postgres
 from tests.fixtures.workers import EngineOf, WorkerOf
 from tests.invariants import check_invariants
@@ -126,25 +126,19 @@ class TestProcesses:
         assert session.scalars(select(fq.Message.error)).all() == [None]
 
     def test_killed(self, start: Start, worker_of: WorkerOf, session: Session) -> None:
-        """Its messages come back when their leases are over, and what it wrote is gone."""
+        """Its messages come back when their leases are over; what it wrote is gone, and nobody listens any more."""
         add_effects(session)
         (id_,) = put(session, "acme")
-        process = start(HANGING, lease=1)
+        process = start(HANGING)
         process.wait_until_said("started")
+        wait_until(lambda: advisory_locks(session) == 1)
         process.kill()
         assert endings(session) == []
+        wait_until(lambda: advisory_locks(session) == 0)
+        expire(session, [id_])
         with worker_of("plain session", act):
             assert wait_for_endings(session, 1) == {"completed": 1}
         assert effects(session) == [(id_, 2)]
-
-    def test_nobody_listens_any_more(self, start: Start, session: Session) -> None:
-        """Neither the advisory lock nor a LISTEN outlives the worker, killed or stopped."""
-        for how in (signal.SIGKILL, signal.SIGTERM):
-            process = start(PATIENT, name=f"idle {how.name}")
-            wait_until(lambda: advisory_locks(session) == 1)
-            process.signal(how)
-            assert process.wait() == (0 if how == signal.SIGTERM else -signal.SIGKILL)
-            wait_until(lambda: advisory_locks(session) == 0)
 
 
 def advisory_locks(session: Session) -> int:
@@ -401,6 +395,7 @@ def test_nothing_stays_leased(kind: str, grace: float, session: Session, worker_
     check_invariants(session.connection())
 
 
+@pytest.mark.xdist_group("a server that hangs")
 @pytest.mark.parametrize("kind", ["plain session", "async session", "asyncpg session"])
 def test_a_server_that_hangs(
     kind: str, own_server: embedded.Server, worker_of: WorkerOf, monkeypatch: pytest.MonkeyPatch
@@ -408,12 +403,9 @@ def test_a_server_that_hangs(
     """A stop ends the worker all the same, though nothing can be handed back."""
     monkeypatch.setattr(running, "_LAST_WORDS", 0.2)
     monkeypatch.setattr(listening, "ANSWER_TIMEOUT", 0.2)
-    url = own_server.url()
-    engine = create_engine(url)
-    with engine.begin() as connection:
-        schema.install(connection)
-    engine.dispose()
-    app = worker_of(kind, lambda *_: None, engine={"url": url}, grace=0.2)
+    for module in ("", ".database", ".wire"):
+        monkeypatch.setattr(f"fairqueue.worker{module}.CLOSING", 0.5)
+    app = worker_of(kind, lambda *_: None, engine={"url": own_server.url()}, grace=0.2)
     stopped: list[int] = []
 
     def go_on() -> None:
@@ -445,7 +437,12 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def own_server() -> Iterator[embedded.Server]:
+    """With fairqueue. Whoever stops its processes has them go on."""
     with embedded.ephemeral() as server:
+        engine = create_engine(server.url())
+        with engine.begin() as connection:
+            schema.install(connection)
+        engine.dispose()
         yield server

@@ -302,7 +302,7 @@ def test_requests_are_throttled(
     engine: Engine, session: Session, worker_of: WorkerOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker that is woken while it is busy, again and again, looks by itself for a while before it asks again."""
-    monkeypatch.setattr(listening, "THROTTLE", 0.3)
+    monkeypatch.setattr(listening, "THROTTLE", 0.15)
     app = worker_of("plain", lambda *_: None, poll=RARELY)
     asked: list[float] = []
     messages = 6

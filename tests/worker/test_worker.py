@@ -112,7 +112,7 @@ def test_a_lease_that_is_over(  # noqa: PLR0917
 ) -> None:
     """Another worker has the message by now: what this one wrote is rolled back, whatever it decides."""
     add_effects(session)
-    (id_,) = put(session, "acme")
+    (id_,) = put(session, "acme", backoff=0)
     attempts: list[int] = []
 
     def body(message: fq.LeasedMessage[Any], own: Session) -> object:

@@ -55,8 +55,9 @@ def handler_of(kind: str, body: Body) -> Callable[..., Any]:
 
 
 def add_effects(session: Session) -> None:
-    """A table for what handlers do."""
-    session.execute(text("CREATE TABLE public.effect (message_id bigint NOT NULL, attempt integer NOT NULL)"))
+    """A table for what handlers do, with nothing in it."""
+    columns = "message_id bigint NOT NULL, attempt integer NOT NULL"
+    session.execute(text(f"CREATE TABLE IF NOT EXISTS public.effect ({columns}); DELETE FROM public.effect"))
     session.commit()
 
 
