@@ -30,6 +30,11 @@ TABLES = (
     "feed",
     "dropped",
 )
+#: The next dequeue is one of those that tidy up.
+TIDY = """
+    UPDATE fairqueue.rotation
+    SET turn = (turn / 64 + 1) * 64, era = fairqueue.rotation_era((turn / 64 + 1) * 64), due_floor = 0
+"""
 
 
 def put(session: Session, channel: str, count: int = 1, **fields: object) -> list[int]:
@@ -91,6 +96,18 @@ def sql(session: Session, statement: str, **parameters: object) -> None:
 def plan_ahead(session: Session, messages: int = 64) -> None:
     """As if much had been served: so many messages are scheduled ahead by the next dequeue that finds no plan."""
     sql(session, "UPDATE fairqueue.rotation SET ahead = :n, plan_at = 0", n=messages)
+
+
+def alter(engine: Engine, function: str, old: str, new: str) -> None:
+    """Let a function of the queue's say something else for the rest of the test: a bound that few rows come to.
+
+    For tests with a database of their own.
+    """
+    query = text("SELECT pg_get_functiondef(CAST(:name AS regproc))")
+    with engine.begin() as connection:
+        definition: str = connection.execute(query, {"name": f"fairqueue.{function}"}).scalar_one()
+        assert old in definition
+        schema.run(connection, definition.replace(old, new))
 
 
 def expire(session: Session, ids: Iterable[int]) -> None:

@@ -27,6 +27,8 @@ from tests.fixtures.connections import Raw
 from tests.observing import observer, rows
 from tests.wrong import INF, LOST, NAMES, NAN, NOON, NOT_JSON
 
+pytestmark = pytest.mark.shared_database
+
 NUMBERS = [-1, 0, NAN, INF, -INF, True, "1", None]
 
 CASES: list[tuple[dict[str, Any], str]] = [

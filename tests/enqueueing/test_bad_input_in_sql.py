@@ -6,9 +6,13 @@ And what one producer may insert can't stop the queue for the others.
 import psycopg
 import pytest
 from psycopg import errors
+from sqlalchemy import Engine
 
+from tests.acts import alter
 from tests.fixtures.connections import Raw
 from tests.observing import impatient, observer, rows, value
+
+pytestmark = pytest.mark.shared_database
 
 NULL, CHECK, PARAMETER = errors.NotNullViolation, errors.CheckViolation, errors.InvalidParameterValue
 PLACE = ("constraint", "table", "column")
@@ -253,12 +257,15 @@ def test_refused(raw: Raw, database_url: str) -> None:
     assert rows(connection) == {}
 
 
-def test_a_change_is_refused_as_what_is_new_is(raw: Raw, database_url: str) -> None:
-    """Of each column by itself."""
+@pytest.mark.shared_database(False)
+def test_a_change_is_refused_as_what_is_new_is(engine: Engine, raw: Raw, database_url: str) -> None:
+    """Of each column by itself. Here 101 bytes are too large: what really is, is in test_refused."""
+    for function in ("message_valid", "message_refuse"):
+        alter(engine, function, "67108864", "100")
     connection = observer(raw, database_url)
     connection.execute("INSERT INTO fairqueue.message (channel) VALUES ('a')")
     changes = {"queue": "''", "channel": "''", "key": "''", "cost": "0", "max_attempts": "0", "backoff": "-1"}
-    changes |= {"payload": "to_jsonb(repeat('x', 67108865))", "body": "repeat('x', 67108865)::bytea"}
+    changes |= {"payload": "to_jsonb(repeat('x', 101))", "body": "repeat('x', 101)::bytea"}
     for column, new in changes.items():
         with pytest.raises(CHECK, match=f"{column} must"):
             connection.execute(f"UPDATE fairqueue.message SET {column} = {new}".encode())
@@ -353,6 +360,7 @@ def test_the_last_of_all_ids(raw: Raw, database_url: str, before: int) -> None:
     assert served == [before, 1]
 
 
+@pytest.mark.shared_database(False)
 def test_heavy_messages_of_light_channels(raw: Raw, database_url: str) -> None:
     """The largest cost and the least weight, in the largest batches: virtual time doesn't run out of numbers."""
     connection = impatient(raw, database_url)

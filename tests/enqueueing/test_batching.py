@@ -16,6 +16,8 @@ from sqlalchemy.orm import Session
 import fairqueue as fq
 from fairqueue.models import signal
 
+pytestmark = pytest.mark.shared_database
+
 COUNT = 250
 #: Of a tenth of SQLAlchemy's insertmanyvalues_page_size, which is 1000; test_pages_of_a_thousand has these.
 PAGES = 3

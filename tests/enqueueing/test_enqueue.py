@@ -23,6 +23,8 @@ from tests.acts import sessions_elsewhere
 from tests.fixtures.connections import Raw
 from tests.observing import observer, rows, value
 
+pytestmark = pytest.mark.shared_database
+
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 NOON_MS = 1_893_499_200_000
 
@@ -442,6 +444,7 @@ class TestSessions:
             found = session.scalars(fq.dequeue(limit=9), bind_arguments={"mapper": fq.Message}).all()
             assert [message.payload for message in found] == [1, 2, 3, 4, 5]
 
+    @pytest.mark.shared_database(False)
     def test_another_schema(self, engine: Engine) -> None:
         """COPY, which SQLAlchemy doesn't write, goes where the other statements go."""
         for session in sessions_elsewhere(engine):

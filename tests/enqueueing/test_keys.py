@@ -19,6 +19,8 @@ from fairqueue.errors import translated
 from tests.acts import expire, lease_of, put
 from tests.enqueueing.keyed import KEY, MODES, live, message
 
+pytestmark = pytest.mark.shared_database
+
 Enqueue = Callable[..., int | None]
 
 
@@ -293,6 +295,7 @@ class TestSession:
             session.flush()
         assert isinstance(translated(error.value), fq.DuplicateKey)
 
+    @pytest.mark.shared_database(False)
     def test_translated(self, engine: Engine, session: Session) -> None:
         for _ in range(2):
             fq.translate_errors(engine)
@@ -308,6 +311,7 @@ class TestSession:
         with pytest.raises(IntegrityError, match="channel_pkey"):
             session.execute(text("INSERT INTO fairqueue.channel (name) VALUES ('acme')"))
 
+    @pytest.mark.shared_database(False)
     @pytest.mark.parametrize("columns", ["key", "lower(key)", "channel, key"])
     def test_a_table_of_the_same_name(self, engine: Engine, session: Session, columns: str) -> None:
         """It is the application's, in another schema."""

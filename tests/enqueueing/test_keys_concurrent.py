@@ -20,7 +20,17 @@ from tests.enqueueing.keyed import KEY, MODES, live, message
 from tests.fixtures.connections import Raw
 from tests.observing import impatient, observer, value, waits_for_a_lock
 
+pytestmark = pytest.mark.shared_database
+
 CREATE = "SELECT fairqueue.message_create('acme', to_jsonb(%s::text), key => %s, on_conflict => %s)"
+#: What is there before, and the modes of the first and of the second. Where the first changes nothing, as it neither is
+#: alone nor replaces, nobody waits for it: that is in test_keys.py.
+CASES = [
+    (before, *modes)
+    for before in ("free", "ready", "leased")
+    for modes in itertools.product(MODES, MODES)
+    if before == "free" or modes[0] == "replace"
+]
 
 
 class Two:
@@ -64,21 +74,13 @@ class TestConcurrent:
     """Two transactions with one key. The second waits for the first, and then goes by how that ended."""
 
     @pytest.mark.parametrize("ends", ["commit", "rollback"])
-    @pytest.mark.parametrize("before", ["free", "ready", "leased"])
-    @pytest.mark.parametrize("modes", list(itertools.product(MODES, MODES)), ids="-".join)
-    def test_enqueues(self, session: Session, two: Two, modes: tuple[str, str], before: str, ends: str) -> None:
-        mode, second_mode = modes
+    @pytest.mark.parametrize("case", CASES, ids="-".join)
+    def test_enqueues(self, session: Session, two: Two, case: tuple[str, str, str], ends: str) -> None:
+        before, mode, second_mode = case
         if before != "free":
             put(session, "acme", payload="old", key=KEY)
         if before == "leased":
             lease_of(session)
-        if before != "free" and mode != "replace":
-            # The first one changes nothing, so there is nothing to wait for.
-            with pytest.raises(errors.UniqueViolation) if mode == "raise" else two.first.transaction():
-                two.first.execute(CREATE, ("first", KEY, mode))
-            two.first.rollback()
-            assert live(session) == [(1, "old")]
-            return
         two.first.execute(CREATE, ("first", KEY, mode))
         result = two.meanwhile(second_mode)
         getattr(two.first, ends)()
@@ -218,6 +220,7 @@ class TestConcurrent:
         assert waiting.result() == [ids[1], between, ids[0]]
         assert beside.result() == ids[::-1]
 
+    @pytest.mark.shared_database(False)
     def test_gone_before_it_is_looked_for(self, session: Session) -> None:
         """What was in the way may be completed before anybody can say which it was: then there is a new message."""
         sql(

@@ -23,6 +23,8 @@ from tests.fixtures.connections import Raw
 from tests.observing import impatient, observer, rows, value
 from tests.watching import Watched
 
+pytestmark = pytest.mark.shared_database
+
 INSERT = "INSERT INTO fairqueue.message (channel) SELECT %s FROM generate_series(1, %s)"
 INSERT_THREE = "INSERT INTO fairqueue.message (channel) VALUES ('acme'), ('acme'), ('acme')"
 READY = "SELECT count(*) FROM fairqueue.message WHERE channel = %s AND leased_until IS NULL"
@@ -71,6 +73,7 @@ class TestReject:
         door(session)
         session.commit()
 
+    @pytest.mark.shared_database(False)
     def test_a_flush(self, engine: Engine, session: Session) -> None:
         bound(session)
         session.add_all(fq.Message("acme", number) for number in range(4))
@@ -318,6 +321,7 @@ class TestWhatCounts:
             watching.execute(INSERT, ("acme", 1))
 
 
+@pytest.mark.shared_database(False)
 class TestSerializable:
     """Producers wait for nobody at the highest level either."""
 
@@ -388,6 +392,7 @@ class TestSerializable:
         assert value(observer(raw, database_url), READY, "acme") == 3
 
 
+@pytest.mark.shared_database(False)
 class TestCost:
     """In buffers, which auto_explain shows for each statement inside."""
 
@@ -402,7 +407,7 @@ class TestCost:
             "INSERT INTO fairqueue.message (channel) SELECT 'c' || (1 + g % 100) FROM generate_series(1, 20000) g",
         )
         sql(session, "ALTER TABLE fairqueue.message DISABLE TRIGGER message_enqueued")
-        put(session, "b1", 20_000)
+        sql(session, "INSERT INTO fairqueue.message (channel) SELECT 'b1' FROM generate_series(1, 20000)")
         sql(session, "ALTER TABLE fairqueue.message ENABLE TRIGGER message_enqueued")
         sql(session, "UPDATE fairqueue.channel SET overflow = 'drop'")
         watched = Watched(raw(database_url))

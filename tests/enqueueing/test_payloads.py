@@ -21,6 +21,8 @@ from typing_extensions import TypedDict
 
 import fairqueue as fq
 
+pytestmark = pytest.mark.shared_database
+
 
 @dataclass
 class Page:
@@ -387,6 +389,7 @@ def test_what_no_json_becomes(payload_type: Any) -> None:
         typed(payload_type)
 
 
+@pytest.mark.shared_database(False)
 class TestWithoutPydantic:
     @pytest.fixture(autouse=True)
     def _no_pydantic(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,16 +16,17 @@ from threading import Barrier
 import psycopg
 import pytest
 from psycopg import IsolationLevel
-from sqlalchemy import create_engine, make_url, text
+from sqlalchemy import make_url, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
-from fairqueue import embedded, schema
 from tests.acts import wait_until
 from tests.fixtures.connections import Raw
 from tests.fixtures.postgres import libpq
 from tests.observing import impatient, observer, rows, value
+
+pytestmark = pytest.mark.shared_database
 
 LEVELS = [IsolationLevel.READ_COMMITTED, IsolationLevel.REPEATABLE_READ, IsolationLevel.SERIALIZABLE]
 ENQUEUE = "INSERT INTO fairqueue.message (channel) VALUES (%s)"
@@ -98,6 +99,7 @@ class TestOpenEnqueue:
         asyncio.run(hold_open())
         assert len(dequeue(other)) == 1
 
+    @pytest.mark.shared_database(False)
     def test_its_locks(self, producer: psycopg.Connection) -> None:
         """Only such as writers of the same table share, and on its own transaction id."""
         for channel in ("acme", "globex"):
@@ -160,6 +162,7 @@ class TestConcurrency:
         assert len(set(done)) == total
         assert rows(connections[0]).get("message", 0) == 0
 
+    @pytest.mark.shared_database(False)
     def test_serializable_business_transactions_all_commit(self, raw: Raw, database_url: str) -> None:
         """Enqueueing adds no dependency between transactions that have none of their own."""
         first, *_ = connections = [impatient(raw, database_url) for _ in range(4)]
@@ -260,33 +263,36 @@ class TestVisibility:
         assert len(dequeue(impatient(raw, database_url), 1000)) == 100
 
 
+@pytest.mark.shared_database(False)
 class TestTwoPhaseCommit:
     """PREPARE TRANSACTION: enqueued when the coordinator commits, whoever does."""
 
     @pytest.fixture
-    def prepared_url(self, server: embedded.Server | None) -> Iterator[str]:
-        if server is None:
-            pytest.skip("needs a server with max_prepared_transactions, starts its own")
-        with embedded.ephemeral(settings={"max_prepared_transactions": "4"}) as own:
-            engine = create_engine(own.url())
-            with engine.begin() as connection:
-                schema.install(connection)
-            engine.dispose()
-            yield own.url()
+    def coordinator(self, raw: Raw, database_url: str) -> Iterator[psycopg.Connection]:
+        """Leaves nothing that is prepared: it belongs to the server, and its database couldn't be dropped."""
+        connection = impatient(raw, database_url)
+        if value(connection, "SHOW max_prepared_transactions") == "0":
+            pytest.skip("needs a server with max_prepared_transactions")
+        connection.commit()
+        yield connection
+        connection.rollback()
+        for xid in connection.tpc_recover():
+            if xid.database == connection.info.dbname:
+                connection.tpc_rollback(xid)
 
-    def test_prepared_messages(self, raw: Raw, prepared_url: str) -> None:
-        other = impatient(raw, prepared_url)
-        for name in ("kept", "undone"):
-            producer = raw(prepared_url)
-            producer.tpc_begin(name)
+    def test_prepared_messages(self, coordinator: psycopg.Connection, raw: Raw, database_url: str) -> None:
+        names = {name: f"{coordinator.info.dbname} {name}" for name in ("kept", "undone")}
+        for name, prepared in names.items():
+            producer = raw(database_url)
+            producer.tpc_begin(prepared)
             producer.execute(ENQUEUE, (name,))
             producer.tpc_prepare()
             producer.close()
-            with other.transaction():
-                other.execute(ENQUEUE, ("acme",))
-            leased = dequeue(other)
+            with coordinator.transaction():
+                coordinator.execute(ENQUEUE, ("acme",))
+            leased = dequeue(coordinator)
             assert [channel for _, _, channel in leased] == ["acme"]
-            assert complete(other, leased) == ["completed"]
-        other.tpc_rollback("undone")
-        other.tpc_commit("kept")
-        assert [channel for _, _, channel in dequeue(other)] == ["kept"]
+            assert complete(coordinator, leased) == ["completed"]
+        coordinator.tpc_rollback(names["undone"])
+        coordinator.tpc_commit(names["kept"])
+        assert [channel for _, _, channel in dequeue(coordinator)] == ["kept"]

@@ -15,6 +15,8 @@ from tests.acts import lease_of, put, sql
 from tests.fixtures.workers import EngineOf, WorkerOf
 from tests.worker.working import LISTENING, is_empty, wait_for_endings
 
+pytestmark = pytest.mark.shared_database
+
 LONG = """'{"n": 1e5000}'"""
 PAYLOADS = {"number": LONG, "nesting": "(repeat('[', 3000) || repeat(']', 3000))"}
 REFUSED = r"^the stored payload is JSON that can't be read: ValueError: "

@@ -105,8 +105,7 @@ def test_random_life_with_faults(own_server: embedded.Server, seed: str, tmp_pat
         engine.dispose()
 
 
-@pytest.mark.parametrize("completes_first", [False, True])
-@pytest.mark.parametrize("other_completes", [False, True])
+@pytest.mark.parametrize(("completes_first", "other_completes"), [(True, False), (False, True), (False, False)])
 def test_a_worker_that_is_stopped_for_longer_than_its_lease(
     engine: Engine, session: Session, database_url: str, completes_first: bool, other_completes: bool
 ) -> None:

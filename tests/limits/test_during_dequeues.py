@@ -18,6 +18,8 @@ from tests.invariants import check_invariants
 from tests.limiting import leases, limit, limit_queue
 from tests.observing import observer, waits_for_a_lock
 
+pytestmark = pytest.mark.shared_database
+
 #: A trigger of the application's: whoever writes a message waits for those who lock the table public.gate.
 GATE = """
 CREATE TABLE public.gate ();
@@ -98,7 +100,15 @@ def dequeue_held(raw: Raw, database_url: str) -> Callable[[str, Callable[[], Non
 
 
 @pytest.mark.parametrize("limit_it", [limit_channel, limit_all_channels])
-@pytest.mark.parametrize("learns", [by_news, by_the_end_of_a_lease, by_the_sweep, by_a_new_count_of_all])
+@pytest.mark.parametrize(
+    "learns",
+    [
+        by_news,
+        by_the_end_of_a_lease,
+        by_the_sweep,
+        pytest.param(by_a_new_count_of_all, marks=pytest.mark.shared_database(False)),
+    ],
+)
 @pytest.mark.parametrize("knows_the_channel", [True, False])
 def test_a_limit_that_is_committed_during_a_dequeue(
     session: Session,
@@ -119,6 +129,7 @@ def test_a_limit_that_is_committed_during_a_dequeue(
     check_invariants(session.connection(), caps=False)
 
 
+@pytest.mark.shared_database(False)
 def test_a_lease_that_is_held_when_all_are_counted(
     session: Session, raw: Raw, database_url: str, dequeue_held: Callable[[str, Callable[[], None]], int]
 ) -> None:

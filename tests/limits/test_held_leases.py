@@ -8,7 +8,7 @@ from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
-from tests.acts import clear, complete, drain, expire, put, put_all, sql, wait_until
+from tests.acts import TIDY, alter, clear, complete, expire, put, put_all, sql, take, wait_until
 from tests.fixtures.connections import Raw
 from tests.limits.leasing import (
     HOLDS,
@@ -23,6 +23,8 @@ from tests.limits.leasing import (
     limit_queue,
 )
 from tests.observing import observer, value
+
+pytestmark = pytest.mark.shared_database
 
 
 def die(connection: psycopg.Connection, watching: psycopg.Connection) -> None:
@@ -126,23 +128,23 @@ def test_a_lease_is_held_while_limits_are_set(
 ) -> None:
     """It was taken without a limit, and counts as long as its end isn't committed; and then no longer."""
     url = engine.url.render_as_string(hide_password=False)
-    watching = observer(raw, url)
+    watching, other = observer(raw, url), raw(url)
     # Where nothing comes of it, each statement meets a third of what happens.
     third = slice(None) if end == "commit" else slice(MEANWHILE.index(meanwhile) % 3, None, 3)
     for statement, room in list(HOLDS.items())[third]:
         clear(engine)
-        put(session, "acme", 8)
+        put(session, "acme", 6)
         running = leases(session, 3)
-        other = raw(url)
         hold(other, statement, running[0])
         running += meanwhile(session)
         assert len(running) == 4, statement
         if end == "death":
             die(other, watching)
+            other = raw(url)
         else:
             getattr(other, end)()
         freed = room if end == "commit" else 0
-        for _ in range(3):
+        for _ in range(2):
             running += leases(session)
             assert len(running) == 4 + freed, statement
         check_all_served(session, running[1:] if freed else running)
@@ -175,8 +177,10 @@ def test_a_lease_that_is_held_counts_where_its_channel_was_forgotten(
     (held,) = leases(session)
     expire(session, [held.id])
     hold(other, next(iter(HOLDS)), held)
-    put(session, "globex", 300)
-    drain(session)
+    put(session, "globex", 201)
+    assert len(take(session, 200)) == 200
+    sql(session, TIDY)
+    assert take(session) == ["globex"]
     assert session.scalar(text("SELECT count(*) FROM fairqueue.lane WHERE channel = 'acme'")) == 0
     limit_all(session, 1)
     put_all(session, {"acme": 1, "initech": 1})
@@ -185,18 +189,23 @@ def test_a_lease_that_is_held_counts_where_its_channel_was_forgotten(
     assert [lease.channel for lease in leases(session)] == ["acme"]
 
 
-@pytest.mark.slow
+@pytest.mark.shared_database(False)
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 @pytest.mark.parametrize("limited", [limit, limit_queue])
 def test_more_leases_are_held_than_are_looked_at_in_one_go(
-    session: Session, other: psycopg.Connection, limited: Callable[[Session, int | None], None], end: str
+    engine: Engine,
+    session: Session,
+    other: psycopg.Connection,
+    limited: Callable[[Session, int | None], None],
+    end: str,
 ) -> None:
     """A dequeue comes to an end, and once they are over there is room again."""
-    sql(session, "INSERT INTO fairqueue.message (channel) SELECT 'acme' FROM generate_series(1, 20100)")
-    taken = text("SELECT id, attempt FROM fairqueue.message_dequeue('default', 10000, :lease)")
-    running = [row for _ in range(3) for row in session.execute(taken, {"lease": LEASE})]
+    alter(engine, "scheduler_serve", "v_now, 20000,", "v_now, 300,")
+    put(session, "acme", 402)
+    taken = text("SELECT id, attempt FROM fairqueue.message_dequeue('default', 1000, :lease)")
+    running = session.execute(taken, {"lease": LEASE}).all()
     session.commit()
-    assert len(running) == 20_100
+    assert len(running) == 402
     pairs = {"ids": [row.id for row in running], "attempts": [row.attempt for row in running]}
     other.execute("SELECT count(*) FROM fairqueue.message_complete(%(ids)s, %(attempts)s)", pairs)
     put(session, "acme", 2)

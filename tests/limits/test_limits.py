@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
-from tests.acts import complete, expire, lease_of, move_clock, put, put_all, sql, take
+from tests.acts import TIDY, complete, expire, lease_of, move_clock, put, put_all, sql, take
 from tests.invariants import check_invariants
 from tests.limiting import LEASE, NOW, leases, limit, limit_queue, serve
 
@@ -290,11 +290,6 @@ def rename_there_and_back(session: Session, **policy: Any) -> None:
     sql(session, "UPDATE fairqueue.channel SET name = 'acme' WHERE name = 'elsewhere'")
 
 
-#: The next dequeue is one of those that tidy up.
-TIDY = """
-    UPDATE fairqueue.rotation
-    SET turn = (turn / 64 + 1) * 64, era = fairqueue.rotation_era((turn / 64 + 1) * 64), due_floor = 0
-"""
 RECREATIONS = [delete_and_create, delete_then_create, merge, rename_there_and_back]
 
 

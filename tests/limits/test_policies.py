@@ -17,6 +17,8 @@ import fairqueue as fq
 from tests.acts import put, sql, take
 from tests.invariants import check_invariants
 
+pytestmark = pytest.mark.shared_database
+
 LATER = datetime(2100, 1, 1, tzinfo=UTC)
 EARLIER = datetime(2001, 1, 1, tzinfo=UTC)
 

@@ -117,13 +117,16 @@ class Roles:
     def name(self, kind: str) -> str:
         return f'{self.database} "{kind}"; %s :x'
 
+    def grant(self, engine: Engine) -> None:
+        """To each what is of its kind."""
+        with engine.begin() as connection:
+            for kind in roles.KINDS:
+                roles.grant(connection, self.name(kind), kind, self.place)
+
     def create(self, engine: Engine) -> None:
         for kind in self.kinds:
             self.owner.execute(SQL("CREATE ROLE {}").format(Identifier(self.name(kind))))
-        with engine.begin() as connection:
-            for kind in roles.KINDS:
-                for _ in range(2):
-                    roles.grant(connection, self.name(kind), kind, self.place)
+        self.grant(engine)
         nobody = (Identifier(self.place), Identifier(self.name(NOBODY)))
         self.owner.execute(SQL("GRANT USAGE ON SCHEMA {} TO {}").format(*nobody))
 

@@ -33,6 +33,8 @@ from tests.invariants import check_invariants
 from tests.limiting import NOW
 from tests.observing import observer, value, waits_for_a_lock
 
+pytestmark = pytest.mark.shared_database
+
 HOUR = 3_600_000
 LEASE = 1_000_000
 
@@ -258,8 +260,8 @@ def check_all_served(session: Session, out: Leases) -> None:
         if hour > 0 and not out:
             break
         move_clock(session, NOW + hour * HOUR)
-        assert set(complete(session, out[:3])) <= {"completed"}
-        out = out[3:]
+        assert set(complete(session, out[:6])) <= {"completed"}
+        out = out[6:]
     assert sorted(served) == sorted(left)
     assert checked(session) == []
 
@@ -457,6 +459,7 @@ def test_several_databases(engine: Engine, session: Session) -> None:
     assert checked(session) == []
 
 
+@pytest.mark.shared_database(False)
 def test_a_connection_and_another_schema(engine: Engine) -> None:
     with engine.begin() as connection:
         schema.install(connection, "elsewhere")
@@ -543,6 +546,7 @@ def test_a_dump_restored_with_an_end_that_was_awaited(session: Session, raw: Raw
     assert checked(session) == []
 
 
+@pytest.mark.shared_database(False)
 def test_a_dump_restored_as_it_is_needs_no_repair(session: Session, leased: Leases) -> None:
     """Rows that come back as they were, and not through the functions: what agreed then agrees."""
     for table in ("message", "lane", "plan", "rotation", "signal", "taken"):

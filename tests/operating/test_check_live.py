@@ -117,6 +117,7 @@ def test_a_live_queue_has_no_differences(traffic: Traffic, session: Session, rep
                 if traffic.done.is_set() or any(act.done() and act.exception() for act in running):
                     assert number > 5
                     break
+                traffic.done.wait(0.01)  # to leave time to the others
         finally:
             traffic.done.set()
     for act in running:

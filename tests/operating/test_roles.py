@@ -8,6 +8,7 @@ import psycopg
 import pytest
 from psycopg import errors
 from psycopg.sql import SQL, Identifier
+from pytest_postgresql.executors import NoopExecutor
 from sqlalchemy import Engine, select, text
 from sqlalchemy.exc import DBAPIError, ProgrammingError
 from sqlalchemy.orm import Session
@@ -15,8 +16,10 @@ from sqlalchemy.orm import Session
 import fairqueue as fq
 from fairqueue import roles, schema
 from fairqueue.status import status
+from fairqueue.testing._databases import Databases
 from tests.acts import wait_until
 from tests.fixtures.connections import Raw
+from tests.fixtures.databases import prepared
 from tests.observing import observer, rows, value, waits_for_a_lock
 from tests.operating.rights import ACTS, GIVEN, NOBODY, READERS, Roles, rights_of
 from tests.pages import ROOT, blocks
@@ -24,11 +27,30 @@ from tests.pages import ROOT, blocks
 STRANGE = 'My "Q"; DROP TABLE x --'
 
 
+@pytest.fixture(scope="module")
+def strange(databases: Databases, template: NoopExecutor) -> Iterator[str]:
+    """A database to be cloned, in which there is a queue in that schema, too."""
+
+    def install(engine: Engine) -> None:
+        with engine.begin() as connection:
+            schema.install(connection, STRANGE)
+
+    with prepared(databases, template, install) as name:
+        yield name
+
+
+@pytest.fixture
+def database_url(request: pytest.FixtureRequest, databases: Databases, template: NoopExecutor) -> Iterator[str]:
+    """Of a database that has the schema which `granted` is about."""
+    callspec = getattr(request.node, "callspec", None)
+    is_strange = callspec is not None and callspec.params.get("granted") == STRANGE
+    with databases.create(request.getfixturevalue("strange") if is_strange else template.template_dbname) as url:
+        yield url
+
+
 @pytest.fixture(params=["fairqueue", STRANGE], ids=["fairqueue", "strange"])
 def granted(request: pytest.FixtureRequest, engine: Engine, raw: Raw, database_url: str) -> Iterator[Roles]:
     """The roles, and message 1 ready, 2 leased, 3 dead, and a policy for the channel globex."""
-    with engine.begin() as connection:
-        schema.install(connection, request.param)
     with Session(engine.execution_options(**fq.in_schema(request.param))) as session:
         session.merge(fq.Channel("globex", weight=2))
         session.add_all(
@@ -87,8 +109,9 @@ def test_acts_are_all(granted: Roles) -> None:
     assert {name for (name,) in functions} <= ACTS.keys()
 
 
-def test_rights(granted: Roles) -> None:
-    """The same as the catalog has it, for every table, column and function."""
+def test_rights(granted: Roles, engine: Engine) -> None:
+    """The same as the catalog has it, for every table, column and function; also where it is granted once more."""
+    granted.grant(engine)
 
     def rights(kind: str) -> set[tuple[str, str]]:
         return rights_of(granted.owner, granted.name(kind), granted.place)

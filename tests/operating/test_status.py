@@ -14,7 +14,10 @@ import fairqueue as fq
 from fairqueue import roles
 from fairqueue import schema as fq_schema
 from fairqueue.status import ChannelStatus, QueueStatus, Status, status
+from fairqueue.testing import Clock
 from tests import acts
+
+pytestmark = pytest.mark.shared_database
 
 # In the middle of a millisecond: rounding shows.
 NOW = datetime(2031, 5, 6, 7, 8, 9, 123456, UTC)
@@ -151,11 +154,9 @@ def moment(ms: int) -> datetime:
 
 def stop_clock(engine: Engine) -> None:
     """To the microsecond."""
-    with engine.begin() as connection:
-        connection.exec_driver_sql(
-            "CREATE OR REPLACE FUNCTION fairqueue.clock() RETURNS timestamptz LANGUAGE sql VOLATILE PARALLEL SAFE"
-            f" RETURN timestamptz '{NOW.isoformat()}'"
-        )
+    clock = Clock(engine).__enter__()
+    clock.freeze()
+    clock.move_to(NOW)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -194,6 +195,7 @@ async def test_an_async_session_gets_the_same(async_engine: AsyncEngine, session
     assert found.queues[0].oldest is not None
 
 
+@pytest.mark.shared_database(False)
 def test_another_schema_and_an_observer(engine: Engine, session: Session) -> None:
     """Who may only look can; what is looked at is the installation that the session is for."""
     with engine.begin() as connection:

@@ -16,6 +16,8 @@ from tests.acts import wait_until
 from tests.fixtures.connections import Raw
 from tests.observing import impatient, observer, rows, value, waits_for_a_lock
 
+pytestmark = pytest.mark.shared_database
+
 Pairs = list[tuple[int, int]]
 
 VERBS = ["complete", "fail", "defer"]
@@ -74,6 +76,7 @@ def pairs(batch: list[fq.LeasedMessage]) -> Pairs:
 
 
 class TestWithinTheBusinessTransaction:
+    @pytest.mark.shared_database(False)
     def test_commits_with_it(self, engine: Engine, session: Session) -> None:
         enqueue(engine)
         [message] = lease(engine)
@@ -130,6 +133,7 @@ class TestWithinTheBusinessTransaction:
         slow.commit()
         assert rows(other)["message"] == 2
 
+    @pytest.mark.shared_database(False)
     def test_serializable_completions_all_commit(self, engine: Engine, raw: Raw, database_url: str) -> None:
         """Handlers of different messages have no dependency on one another, so none may fail with 40001."""
         enqueue(engine, 10)
@@ -141,6 +145,7 @@ class TestWithinTheBusinessTransaction:
         for connection in handlers:
             connection.commit()
 
+    @pytest.mark.shared_database(False)
     def test_serializable_handlers_that_enqueue_can_be_retried(
         self, engine: Engine, raw: Raw, database_url: str
     ) -> None:
@@ -351,6 +356,7 @@ class TestRaces:
         watching = observer(raw, database_url)
         assert value(watching, "SELECT count(*) FROM fairqueue.message WHERE leased_until IS NOT NULL") == 0
 
+    @pytest.mark.shared_database(False)
     @pytest.mark.parametrize("retry", [True, False])
     def test_the_work_refers_to_its_message(self, engine: Engine, raw: Raw, database_url: str, retry: bool) -> None:
         """A foreign key locks the message; who fails it meanwhile waits, and can't deadlock with the completion."""
@@ -367,6 +373,7 @@ class TestRaces:
             working.commit()
             assert told.result() == "not_found"
 
+    @pytest.mark.shared_database(False)
     def test_two_workers_on_one_message(self, engine: Engine) -> None:
         """The slow one is told so and rolls its work back: the work has happened once."""
         with engine.begin() as connection:

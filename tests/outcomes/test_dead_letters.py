@@ -15,6 +15,8 @@ from tests.acts import clock, drain, expire, lease_of, move_clock, put, sql, sto
 from tests.fixtures.connections import Raw
 from tests.observing import impatient, observer, value, waits_for_a_lock
 
+pytestmark = pytest.mark.shared_database
+
 LARGE = "".join(chr(0x4E00 + number * 7919 % 20_000) for number in range(20_000))  # stored out of line
 
 
@@ -109,6 +111,7 @@ class TestKept:
         session.commit()
         assert results(session, fq.redrive(id_)) == [(id_, "not_found")]
 
+    @pytest.mark.shared_database(False)
     @pytest.mark.parametrize("when", ["", " DEFERRABLE INITIALLY DEFERRED"])
     def test_one_that_can_not_die(self, session: Session, when: str) -> None:
         """A foreign key of the application's keeps it; others whose last leases ran out at the same time do die."""
@@ -124,6 +127,7 @@ class TestKept:
             assert "no dead letter: update or delete on table" in str(again.error)
             assert dead(session) == [other]
 
+    @pytest.mark.shared_database(False)
     def test_one_that_would_have_to_wait(self, session: Session, raw: Raw, database_url: str) -> None:
         """Somebody works on what refers to it: the dequeue doesn't wait for him for long, and others do die."""
         session.execute(text("SET statement_timeout = '20s'"))
@@ -143,6 +147,7 @@ class TestKept:
         assert lease_of(session, 2) == []
         assert dead(session) == [kept, other]
 
+    @pytest.mark.shared_database(False)
     def test_what_is_deferred_stays_so(self, session: Session) -> None:
         """In the transaction of a dequeue that has looked whether a foreign key forbids a death."""
         reference = "bigint REFERENCES fairqueue.message DEFERRABLE INITIALLY DEFERRED"
@@ -156,6 +161,7 @@ class TestKept:
         session.commit()
         assert new == id_ + 1
 
+    @pytest.mark.shared_database(False)
     def test_where_the_owner_may_not_use_what_refers_to_it(self, session: Session) -> None:
         """A schema of somebody else's, whose constraints it can't name."""
         role = f'"{session.scalar(text("SELECT current_database()"))} owner"'

@@ -1,19 +1,25 @@
 """History: one row an outcome, with all that reports need, at a small and constant cost."""
 
 import json
+from collections.abc import Iterator
 
 import pytest
+from pytest_postgresql.executors import NoopExecutor
 from sqlalchemy import Engine, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
+from fairqueue.testing._databases import Databases
 from tests.acts import clock, complete, lease_of, move_clock, put, sql, stop_clock
 from tests.fixtures.connections import Raw
+from tests.fixtures.databases import prepared
 from tests.fixtures.workers import EngineOf
 from tests.observing import observer, value
 from tests.outcomes.days import DAY, maintain, moment, places
 from tests.watching import Watched
+
+pytestmark = pytest.mark.shared_database
 
 
 async def test_transaction_ids_are_numbers(engine: Engine, session: Session, engine_of: EngineOf) -> None:
@@ -140,10 +146,12 @@ class TestRows:
         assert quiet
 
 
-class TestCost:
-    @pytest.fixture
-    def full(self, engine: Engine, session: Session) -> list[int]:
-        """39 partitions with 40,000 rows, and 200 leased messages."""
+LEASED = list(range(1, 201))
+
+
+def fill(engine: Engine) -> None:
+    """39 partitions with 40,000 rows, and 200 leased messages."""
+    with Session(engine) as session:
         start = clock(session)
         for day in range(-30, 1, 7):
             stop_clock(engine, start + day * DAY)
@@ -155,16 +163,29 @@ class TestCost:
         )
         sql(session, insert)
         sql(session, "INSERT INTO fairqueue.queue (name) SELECT 'q' || g FROM generate_series(1, 1000) g")
-        ids = put(session, "acme", 200)
+        assert put(session, "acme", 200) == LEASED
         sql(session, "UPDATE fairqueue.message SET attempt = 1, leased_until = 'infinity'")
-        return ids
 
-    def test_of_a_completion(self, full: list[int], raw: Raw, database_url: str) -> None:
+
+@pytest.fixture(scope="module")
+def full(databases: Databases, template: NoopExecutor) -> Iterator[str]:
+    """A database to be cloned, with all of it."""
+    with prepared(databases, template, fill) as name:
+        yield name
+
+
+@pytest.mark.shared_database(False)
+class TestCost:
+    @pytest.fixture
+    def watched(self, databases: Databases, full: str, raw: Raw) -> Iterator[Watched]:
+        with databases.create(full) as url:
+            yield Watched(raw(url))
+
+    def test_of_a_completion(self, watched: Watched) -> None:
         """By index only, and one partition: that of the day. So many pages a message, however much there is."""
-        watched = Watched(raw(database_url))
         query = "SELECT * FROM fairqueue.message_complete(%s, %s)"
-        watched.run(query, full[:20], [1] * 20)
-        for act, few in ((query, full[20:40]), (query, full[40:140])):
+        watched.run(query, LEASED[:20], [1] * 20)
+        for act, few in ((query, LEASED[20:40]), (query, LEASED[40:140])):
             statements = watched.run(act, few, [1] * len(few))
             scans = [node for statement in statements for node in statement.nodes if node["Node Type"] == "Seq Scan"]
             assert {node["Relation Name"] for node in scans} <= {"moved_clock"}
@@ -172,19 +193,18 @@ class TestCost:
             pages = done["Shared Hit Blocks"] + done["Shared Read Blocks"]
             assert pages <= 30 * len(few), json.dumps(done)
         with watched.connection.transaction():
-            watched.connection.execute(query.encode(), (full[140:], [1] * 60))
+            watched.connection.execute(query.encode(), (LEASED[140:], [1] * 60))
             locked = watched.connection.execute(
                 "SELECT relation::regclass::text FROM pg_locks WHERE pid = pg_backend_pid()"
                 " AND relation::regclass::text ~ 'history_\\d{4}_\\d\\d_\\d\\d$'"
             ).fetchall()
             assert len(locked) == 1
 
-    def test_of_a_look(self, full: list[int], raw: Raw, database_url: str) -> None:
+    def test_of_a_look(self, watched: Watched) -> None:
         """Who waits asks for live messages by their keys, and never looks into history for them."""
-        watched = Watched(raw(database_url))
         query = "SELECT * FROM fairqueue.message_ending(%s)"
-        watched.run(query, full)
-        statements = watched.run(query, full)
+        watched.run(query, LEASED)
+        statements = watched.run(query, LEASED)
         assert {node.get("Relation Name") for each in statements for node in each.nodes} <= {"message", None}
         watched.run(query, list(range(1000, 1050)))
         statements = watched.run(query, list(range(1000, 1050)))

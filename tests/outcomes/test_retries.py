@@ -12,6 +12,8 @@ from tests.acts import EPOCH, clock, expire, lease_of, move_clock, put, sql, sto
 from tests.fixtures.connections import Raw
 from tests.limiting import LEASE
 
+pytestmark = pytest.mark.shared_database
+
 MANY = 200
 
 

@@ -23,6 +23,8 @@ from tests.fixtures.connections import Raw
 from tests.fixtures.workers import EngineOf
 from tests.observing import observer, value, waits_for_a_lock
 
+pytestmark = pytest.mark.shared_database
+
 
 class Time:
     """A clock that passes only while somebody sleeps, and says what was waited for."""

@@ -20,11 +20,11 @@ from tests.fixtures.connections import Raw
 from tests.invariants import check_invariants
 from tests.observing import value
 
-CRASHERS, ATTEMPTS = 80, 2
+CRASHERS, ATTEMPTS = 32, 2
 #: By as many real processes; the other crashes differ from these only in that no process is there to die.
-KILLED = 8
+KILLED = 4
 #: In seconds; each dequeue takes one. An odd number, so that leases run out when it is the other tenant's turn.
-LEASE = 61
+LEASE = 21
 
 
 def kill_workers(url: str) -> None:

@@ -10,9 +10,11 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
-from tests.acts import wait_until
+from tests.acts import alter, wait_until
 from tests.fixtures.connections import Raw
 from tests.observing import impatient, observer, rows, value, waits_for_a_lock
+
+pytestmark = pytest.mark.shared_database
 
 DEQUEUE = "SELECT id FROM fairqueue.message_dequeue(%s, 1)"
 
@@ -138,8 +140,9 @@ class TestTurn:
             assert value(other, query, leased) == told
             other.commit()
 
+    @pytest.mark.shared_database(False)
     def test_gives_up_after_a_time_and_names_the_holder(
-        self, raw: Raw, database_url: str, empty_database_url: str
+        self, engine: Engine, raw: Raw, database_url: str, empty_database_url: str
     ) -> None:
         """And neither who waits, too, nor who has the same lock in another database.
 
@@ -147,9 +150,7 @@ class TestTurn:
         """
         holder, waiting, watching = raw(database_url), raw(database_url), observer(raw, database_url)
         another, elsewhere = raw(database_url), raw(empty_database_url)
-        definition = value(watching, "SELECT pg_get_functiondef('fairqueue.scheduler_turn'::regproc)")
-        assert definition.count("'10s'") == 1
-        watching.execute(definition.replace("'10s'", "'50ms'").encode())
+        alter(engine, "scheduler_turn", "'10s'", "'50ms'")
         enqueue(holder)
         assert dequeue(holder) == 1
         turn = "SELECT (l.classid::bigint << 32) | l.objid::bigint FROM pg_locks l WHERE l.locktype = 'advisory'"
@@ -189,6 +190,7 @@ class TestWithinAWritingTransaction:
         writer.execute(enqueue_row)
         assert dequeue(writer) == 4, "with the turn free, it is served like anybody"
 
+    @pytest.mark.shared_database(False)
     def test_does_not_deadlock(self, raw: Raw, database_url: str) -> None:
         """The classic embrace: each has what the other wants."""
         holder, writer, watching = raw(database_url), raw(database_url), observer(raw, database_url)
@@ -213,6 +215,7 @@ class TestWithinAWritingTransaction:
         assert session.scalars(fq.dequeue()).all() == []
 
 
+@pytest.mark.shared_database(False)
 def test_empty_queue_writes_nothing(raw: Raw, database_url: str) -> None:
     """Polling a queue that was never used leaves no trace, not even a transaction id."""
     connection = raw(database_url)
@@ -221,17 +224,7 @@ def test_empty_queue_writes_nothing(raw: Raw, database_url: str) -> None:
     assert rows(connection) == {}
 
 
-def test_message_that_somebody_holds_is_passed_over(raw: Raw, database_url: str) -> None:
-    """And served when it is free again; the channel's order is as it was."""
-    worker, editor = impatient(raw, database_url), raw(database_url)
-    enqueue(worker)
-    editor.execute("SELECT FROM fairqueue.message WHERE id = 1 FOR UPDATE")
-    assert dequeue(worker) == 2
-    worker.commit()
-    editor.rollback()
-    assert dequeue(worker) == 1
-
-
+@pytest.mark.shared_database(False)
 class TestReplication:
     def test_where_all_tables_are_published(self, raw: Raw, database_url: str) -> None:
         """As tools that stream changes do: the server refuses an UPDATE or DELETE whose row it couldn't name."""

@@ -1,12 +1,12 @@
 """Before a plan is used up, one dequeue plans on, while the others take what was planned before."""
 
 import random
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 
 import psycopg
 import pytest
-from sqlalchemy import NullPool, create_engine, text
+from sqlalchemy import create_engine, text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
@@ -16,6 +16,8 @@ from tests.invariants import check_invariants
 from tests.observing import value, waits_for_a_lock
 from tests.scheduling.taking import CHANNELS, GATE, Ids, Named, backlog, dequeue, finish, ids_planned
 from tests.scheduling.twins import Twins, heads_of_many, planned
+
+pytestmark = pytest.mark.shared_database
 
 
 @pytest.fixture
@@ -89,6 +91,7 @@ def test_once_is_enough(session: Session, short: Ids, workers: list[psycopg.Conn
     finish(session, workers, *done)
 
 
+@pytest.mark.shared_database(False)
 def test_who_comes_too_late_to_plan(
     session: Session, short: Ids, workers: list[psycopg.Connection], watching: psycopg.Connection, named: Named
 ) -> None:
@@ -207,12 +210,13 @@ def test_a_limit_that_is_set_meanwhile(session: Session, short: Ids, workers: li
     check_invariants(session.connection())
 
 
+@pytest.mark.shared_database(False)
 def test_they_die_at_any_time(session: Session, database_url: str, watching: psycopg.Connection) -> None:
     """Who plans, too: what is left is served by the others, each message once, and the scheduler is never wrong."""
     for number in range(20):
         put(session, f"c{number}", 50)
     lease_of(session, 1)
-    mortals = create_engine(database_url, connect_args={"application_name": "mortal"}, poolclass=NullPool)
+    mortals = create_engine(database_url, connect_args={"application_name": "mortal"})
 
     def work(seed: int) -> Ids:
         dice = random.Random(seed)  # noqa: S311
@@ -231,7 +235,7 @@ def test_they_die_at_any_time(session: Session, database_url: str, watching: psy
     killed, leased = 0, 0
     with ThreadPoolExecutor(4) as threads:
         working = [threads.submit(work, seed) for seed in range(4)]
-        while not all(future.done() for future in working):
+        while wait(working, 0.01).not_done:  # to leave time to them
             assert fq.check(session) == []
             now = session.scalar(text("SELECT count(*) FROM fairqueue.message WHERE leased_until IS NOT NULL")) or 0
             session.commit()
@@ -239,6 +243,7 @@ def test_they_die_at_any_time(session: Session, database_url: str, watching: psy
                 leased = now
                 plan_ahead(session, 60)  # so that there is often need of more
                 killed += value(watching, kill)
+    mortals.dispose()
     served = [id_ for future in working for id_ in future.result()]
     assert len(served) == len(set(served))
     assert session.scalars(text("SELECT id FROM fairqueue.message WHERE leased_until IS NULL")).all() == []

@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 
 import fairqueue as fq
 from tests.acts import (
+    alter,
     clear,
     clock,
     complete,
@@ -25,6 +26,8 @@ from tests.acts import (
 )
 from tests.invariants import check_invariants
 from tests.reference import Entry, Policy, Reference
+
+pytestmark = pytest.mark.shared_database
 
 QUIET = [f"quiet{number}" for number in range(19)]
 
@@ -63,14 +66,14 @@ def test_weights_are_shares(session: Session, limit: int) -> None:
     """At every moment, no service is a unit away from 1 : 2 : 3."""
     weights = {"one": 1, "two": 2, "three": 3}
     session.add_all(fq.Channel(name=name, weight=weight) for name, weight in weights.items())
-    put_all(session, dict.fromkeys(weights, 200))
+    put_all(session, dict.fromkeys(weights, 80))
     served: Counter[str] = Counter()
-    for place in range(0, 300, limit):
+    for place in range(0, 120, limit):
         for channel in take(session, limit):
             served[channel] += 1
             shares = [served[name] / weight for name, weight in weights.items()]
             assert max(shares) - min(shares) <= 1, (place, served)
-    assert served == {"one": 50, "two": 100, "three": 150}
+    assert served == {"one": 20, "two": 40, "three": 60}
 
 
 @pytest.mark.parametrize("limit", [1, 11])
@@ -89,13 +92,13 @@ def test_a_costly_message_uses_up_more_of_the_share(session: Session, limit: int
 @pytest.mark.parametrize("together", [True, False], ids=["one transaction", "a transaction each"])
 def test_single_dequeues_share_equally(session: Session, together: bool) -> None:
     """Fairness rests on no clock: NOW() stands still within a transaction, and calls fall into one millisecond."""
-    put_all(session, {"a": 300, "b": 300, "c": 300})
+    put_all(session, {"a": 90, "b": 90, "c": 90})
     served: Counter[str] = Counter()
-    for _ in range(300):
+    for _ in range(90):
         served[session.scalars(fq.dequeue()).one().channel] += 1
         if not together:
             session.commit()
-    assert served == {"a": 100, "b": 100, "c": 100}
+    assert served == {"a": 30, "b": 30, "c": 30}
 
 
 def test_a_late_tenant_is_served_within_the_current_round(session: Session) -> None:
@@ -292,8 +295,10 @@ def test_tags_of_what_is_planned_when_they_start_again(session: Session) -> None
     check_invariants(session.connection())
 
 
-def test_who_comes_when_tags_start_again_starts_where_the_others_are(session: Session) -> None:
+@pytest.mark.shared_database(False)
+def test_who_comes_when_tags_start_again_starts_where_the_others_are(engine: Engine, session: Session) -> None:
     """In a dequeue that reads its news in several rounds, as there is much of it."""
+    alter(engine, "scheduler_serve", "v_now, 20000,", "v_now, 300,")
     session.add(fq.Queue(name="default", max_concurrency=1))
     put(session, "a", 20)
     lease_of(session, 1)
@@ -302,7 +307,7 @@ def test_who_comes_when_tags_start_again_starts_where_the_others_are(session: Se
     sql(session, "UPDATE fairqueue.rotation SET vtime = vtime + :n", n=large)
     put(session, "new")
     sql(session, "DELETE FROM fairqueue.signal")
-    ends = "SELECT 'default', 'x', NULL::bigint, NULL::bigint, -1, true FROM generate_series(1, 20000)"
+    ends = "SELECT 'default', 'x', NULL::bigint, NULL::bigint, -1, true FROM generate_series(1, 300)"
     news = "SELECT queue, channel, dequeue_at, id, NULL, true FROM fairqueue.message WHERE channel = 'new'"
     for signals in (ends, news):
         sql(
@@ -339,16 +344,19 @@ def test_channels_that_come_and_go_for_long(session: Session) -> None:
 
 def test_names_that_are_used_once_leave_nothing_behind(session: Session) -> None:
     """Each time that all has been served, nobody is owed anything any more."""
-    for number in range(300):
+    for number in range(200):
         put(session, f"once{number}")
         assert take(session, 2) == [f"once{number}"]
-    # Lanes are kept for 64 messages, and looked at each 64 turns; nothing is to be known of 300.
+    # Lanes are kept for 64 messages, and looked at each 64 turns; nothing is to be known of 200.
     assert session.scalar(text("SELECT count(*) FROM fairqueue.lane")) < 150
     check_invariants(session.connection())
 
 
-def test_more_names_than_are_forgotten_in_one_go(session: Session) -> None:
-    fq.enqueue_many(session, [{"channel": f"once{number}"} for number in range(10_300)])
+@pytest.mark.shared_database(False)
+def test_more_names_than_are_forgotten_in_one_go(engine: Engine, session: Session) -> None:
+    alter(engine, "scheduler_tidy", "LIMIT 10000", "LIMIT 300")
+    alter(engine, "scheduler_tidy", "count(*) < 10000", "count(*) < 300")
+    fq.enqueue_many(session, [{"channel": f"once{number}"} for number in range(600)])
     put(session, "busy", 200)
     while len(take(session, 1000)) == 1000:
         pass

@@ -10,6 +10,8 @@ from tests.acts import clock, lease_of, move_clock, put, take, wait_until
 from tests.invariants import check_invariants
 from tests.limiting import NOW
 
+pytestmark = pytest.mark.shared_database
+
 
 def test_a_message_is_never_served_before_its_time(session: Session) -> None:
     now = clock(session)

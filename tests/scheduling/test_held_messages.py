@@ -17,6 +17,8 @@ from tests.fixtures.connections import Raw
 from tests.invariants import check_invariants
 from tests.observing import buffers, value
 
+pytestmark = pytest.mark.shared_database
+
 HOLDS = {
     "locked": "SELECT FROM fairqueue.message WHERE id = ANY (%(ids)s) FOR UPDATE",
     "edited": "UPDATE fairqueue.message SET cost = 2 WHERE id = ANY (%(ids)s)",
@@ -61,6 +63,7 @@ def test_many_are_passed_over_in_one_go(session: Session, other: psycopg.Connect
     check_invariants(session.connection())
 
 
+@pytest.mark.shared_database(False)
 @pytest.mark.parametrize("limit", [1, 100])
 def test_thousands_don_t_make_others_wait(
     session: Session, other: psycopg.Connection, raw: Raw, database_url: str, limit: int
@@ -84,6 +87,7 @@ def test_thousands_don_t_make_others_wait(
     check_invariants(session.connection())
 
 
+@pytest.mark.shared_database(False)
 def test_the_largest_batches_beside_some(session: Session, other: psycopg.Connection) -> None:
     """They look at thousands in one go, and there is more behind."""
     sql(session, "INSERT INTO fairqueue.message (channel) SELECT 'acme' FROM generate_series(1, 25000)")

@@ -12,6 +12,8 @@ from tests.fixtures.connections import Raw
 from tests.observing import impatient, observer, value, waits_for_a_lock
 from tests.scheduling.taking import Ids, dequeue, finish
 
+pytestmark = pytest.mark.shared_database
+
 LOCK = "SELECT FROM fairqueue.message FOR {}"
 CHANGE = "UPDATE fairqueue.message SET cost = 2"
 HELD = """
@@ -108,6 +110,7 @@ $$
 """
 
 
+@pytest.mark.shared_database(False)
 def test_what_others_get_meanwhile_is_theirs_at_once(
     session: Session, order: Ids, workers: list[psycopg.Connection], raw: Raw, database_url: str
 ) -> None:

@@ -15,6 +15,8 @@ from tests.invariants import check_invariants
 from tests.limiting import limit
 from tests.scheduling.taking import Ids, dequeue, finish
 
+pytestmark = pytest.mark.shared_database
+
 SEND = "INSERT INTO fairqueue.message (channel) VALUES ('late') RETURNING id"
 LIMIT = "SELECT fairqueue.channel_set('a', max_concurrency => 1)"
 

@@ -36,7 +36,7 @@ def least(connection: Connection, limit: int) -> int:
     ids=["old snapshot", "forgotten transaction"],
 )
 def test_an_old_transaction_slows_nothing_down(raw: Raw, database_url: str, begin: str) -> None:
-    """While nothing can be vacuumed, 20,000 messages pass, and a dequeue touches hardly more pages."""
+    """While nothing can be vacuumed, 8,000 messages pass, and a dequeue touches hardly more pages."""
     old, connection = raw(database_url), raw(database_url)
     old.autocommit = connection.autocommit = True
     without_autovacuum(connection)
@@ -48,7 +48,7 @@ def test_an_old_transaction_slows_nothing_down(raw: Raw, database_url: str, begi
         leases(connection, 100)
     old.execute(begin.encode())
     start = {limit: least(connection, limit) for limit in (1, 20)}
-    for _ in range(100):
+    for _ in range(40):
         connection.execute(enqueue, (200,))
         for _ in range(2):
             ids, attempts = leases(connection, 100)
@@ -180,14 +180,14 @@ def test_an_old_transaction_slows_no_news_down(raw: Raw, database_url: str) -> N
 
 @pytest.fixture
 def drained(raw: Raw, database_url: str) -> Connection:
-    """20,000 messages of 50 channels have passed, and an old transaction keeps the entries of all of them."""
+    """8,000 messages of 50 channels have passed, and an old transaction keeps the entries of all of them."""
     old, connection = raw(database_url), raw(database_url)
     connection.autocommit = True
     without_autovacuum(connection)
     pass_through(connection, 50, 500)
     old.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
     old.execute("SELECT 1")
-    pass_through(connection, 50, 20_000)
+    pass_through(connection, 50, 8000)
     return connection
 
 
@@ -195,7 +195,7 @@ def test_a_flood_looks_at_nothing_that_was_served(drained: Connection) -> None:
     """More signals than one call folds, so that it looks for the news of others: among what is new."""
     drained.execute(one_by_one(1000, "flood").encode())
     drained.execute("INSERT INTO fairqueue.message (channel) VALUES ('c7')")
-    # They are 700; if it looked at each that was served, 20,000 more.
+    # They are 700; if it looked at each that was served, 8,000 more.
     assert buffers(drained, 1) < 5000
     assert value(drained, "SELECT count(*) FROM fairqueue.lane WHERE channel = 'c7' AND due = 0") == 1
     assert value(drained, "SELECT count(*) FROM fairqueue.signal WHERE channel = 'c7'") == 1
@@ -222,13 +222,13 @@ def test_a_new_policy_of_the_queue_looks_at_nothing_that_was_served(drained: Con
 
 
 def test_an_open_transaction_s_own_news_cost_others_nothing(raw: Raw, database_url: str) -> None:
-    """It has enqueued 20,000 messages one by one, and told of none yet."""
+    """It has enqueued 5,000 messages one by one, and told of none yet."""
     busy, connection = raw(database_url), raw(database_url)
     connection.autocommit = True
     without_autovacuum(connection)
     pass_through(connection, 50, 500)
     start = least(connection, 1)
-    busy.execute(one_by_one(20000, "busy").encode())
+    busy.execute(one_by_one(5000, "busy").encode())
     pass_through(connection, 50, 500)
     assert least(connection, 1) <= 1.5 * start + 100
     busy.commit()
@@ -242,7 +242,7 @@ def test_an_open_transaction_s_own_news_cost_others_little_without_other_news(ra
     without_autovacuum(connection)
     connection.execute(PASSING, (50, 500))
     start = least(connection, 1)
-    busy.execute(one_by_one(20000, "busy").encode())
+    busy.execute(one_by_one(5000, "busy").encode())
     for _ in range(128):
         leases(connection, 1)
     assert least(connection, 1) <= 1.5 * start + 100
@@ -284,11 +284,11 @@ def test_a_retry_in_a_flood_leads_to_nothing_that_was_served(raw: Raw, database_
     lease = leases(connection, 1)
     old.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
     old.execute("SELECT 1")
-    pass_through(connection, 50, 20_000)
+    pass_through(connection, 50, 8000)
     connection.execute(one_by_one(67, "a").encode())
     connection.execute("SELECT * FROM fairqueue.message_fail(%s, %s, 'no', delay_seconds => 0)", lease)
     connection.execute(one_by_one(1000, "a").encode())
-    # They are 700; if it looked at each that was served, 20,000 more.
+    # They are 700; if it looked at each that was served, 8,000 more.
     assert buffers(connection, 1) < 5000
 
 

@@ -18,6 +18,8 @@ from tests.acts import lease_of, put, sql
 from tests.invariants import check_invariants
 from tests.scheduling.taking import CHANNELS, Ids, cancelled, dequeue, finish, forget_news, plan_once, replaced
 
+pytestmark = pytest.mark.shared_database
+
 
 def test_a_message_that_is_gone_keeps_nobody(session: Session, order: Ids, workers: list[psycopg.Connection]) -> None:
     """It is passed over while others are at it. Who is alone takes the turn: what comes next has to be found anew."""

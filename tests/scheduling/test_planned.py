@@ -16,6 +16,8 @@ from tests.limiting import NOW, leases, limit
 from tests.reference import BLOCKED, Entry, Policy
 from tests.scheduling.twins import HOUR, Twins, heads_of_many, planned
 
+pytestmark = pytest.mark.shared_database
+
 #: Which versions of which rows: the same as long as nobody has written them.
 LANE_ROWS = text("SELECT l.ctid::text, l.xmin::text FROM fairqueue.lane l ORDER BY l.ctid")
 
@@ -156,6 +158,7 @@ def test_what_is_planned_of_a_channel_is_put_off(session: Session, clock_that_st
     twins.drain(7)
 
 
+@pytest.mark.shared_database(False)
 def test_a_policy_is_taken_over_when_the_plan_has_been_taken_back(twins: Twins) -> None:
     """One that is committed in the middle of a turn is to be seen there before its signal is."""
     trigger = "ALTER TABLE fairqueue.channel {} TRIGGER USER"

@@ -13,6 +13,8 @@ from tests.limiting import NOW
 from tests.reference import Policy
 from tests.scheduling.twins import EARLY, HOUR, Twins, planned
 
+pytestmark = pytest.mark.shared_database
+
 WEIGHTS = {f"c{number}": Policy(weight=[1, 1, 2, 3, 0.5][number % 5]) for number in range(20)}
 
 
@@ -59,9 +61,9 @@ def test_however_far_apart_its_messages_stand(session: Session, clock_that_stand
         "far": [1 - 2**62] * 5 + [NOW] * 55,
         "first": [1 - 2**62] * 60,
     }
-    for place in range(60):
-        for channel, at in times.items():
-            twins.put(channel, at=at[place])
+    for channel, at in times.items():
+        twins.put(channel, at=at[0])
+    twins.put_all([(channel, at[place], 1) for place in range(1, 60) for channel, at in times.items()])
     for channel in times:
         twins.put(channel, [1, 1], at=NOW + 1)
     for id_ in twins.put("far", [1] * 5):

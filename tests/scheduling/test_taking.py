@@ -5,7 +5,7 @@ The order is that of the plan. Whatever is to be done beside serving waits for t
 
 import random
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import psycopg
 import pytest
@@ -19,6 +19,8 @@ from tests.invariants import check_invariants
 from tests.limiting import limit
 from tests.observing import impatient, observer, value, waits_for_a_lock
 from tests.scheduling.taking import CHANNELS, GATE, Ids, Named, dequeue, fill, finish, ids_planned, plan_once, replaced
+
+pytestmark = pytest.mark.shared_database
 
 #: Unix milliseconds of the year 2096.
 FAR = 4_000_000_000_000
@@ -76,6 +78,7 @@ def test_what_is_rolled_back_is_left_when_the_scheduler_moves_on(
     finish(session, workers)
 
 
+@pytest.mark.shared_database(False)
 def test_a_channel_of_which_nothing_is_left_in_a_plan_that_is_taken_back(
     session: Session, heads: None, workers: list[psycopg.Connection]
 ) -> None:
@@ -233,6 +236,7 @@ def test_the_turn_comes_before_much_has_been_taken(session: Session, order: Ids)
     assert [batches for _, batches in taken] == [*range(1, 16), 0, 1]
 
 
+@pytest.mark.shared_database(False)
 def test_one_that_commits_while_another_is_at_it(
     session: Session, order: Ids, raw: Raw, database_url: str, named: Named
 ) -> None:
@@ -261,6 +265,7 @@ def test_one_that_commits_while_another_is_at_it(
     finish(session, [], *done)
 
 
+@pytest.mark.shared_database(False)
 def test_a_session_knows_whether_it_took_from_a_plan(
     session: Session, order: Ids, workers: list[psycopg.Connection]
 ) -> None:
@@ -303,6 +308,7 @@ def test_what_a_session_believes_of_a_plan_is_only_a_guess(
     finish(session, workers, *done)
 
 
+@pytest.mark.shared_database(False)
 def test_one_takes_the_turn_for_all(session: Session, order: Ids, raw: Raw, database_url: str, named: Named) -> None:
     """Those who come to it together wait for that one; then the plan serves them side by side again."""
     first, gate, watching = raw(database_url), raw(database_url), observer(raw, database_url)
@@ -399,6 +405,7 @@ def test_a_repair_in_between(session: Session, order: Ids, workers: list[psycopg
 
 
 @pytest.mark.slow
+@pytest.mark.shared_database(False)
 @pytest.mark.parametrize(("channels", "each"), [(20, 150), (600, 5)], ids=["", "heads"])
 def test_many_at_a_time(
     session: Session, engine: Engine, request: pytest.FixtureRequest, channels: int, each: int
@@ -438,7 +445,7 @@ def test_many_at_a_time(
 
     with ThreadPoolExecutor(4) as threads:
         working = [threads.submit(work, dice.randrange(1000)) for _ in range(4)]
-        while not all(future.done() for future in working):
+        while wait(working, 0.01).not_done:  # to leave time to them
             assert fq.check(session) == []
             session.commit()
     results = [future.result() for future in working]
