@@ -161,9 +161,13 @@ class TestFailures:
                 connection.cursor().execute("SET default_transaction_read_only = on")
                 connection.commit()
 
+        def listens() -> bool:
+            run: Any = app._run
+            return run is not None and run.listener.works
+
         event.listen(getattr(app.engine, "sync_engine", app.engine), "connect", connected)
-        with statements(app.engine, "message_dequeue") as sent, app:
-            wait_until(lambda: len(sent) >= 2)
+        with statements(app.engine, "message_dequeue(") as sent, app:
+            wait_until(lambda: len(sent) >= 2 and listens())  # so that nobody else needs another connection
             demoted = False
             assert wait_for_endings(session, 1) == {"completed": 1}
 
