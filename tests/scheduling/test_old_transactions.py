@@ -222,13 +222,13 @@ def test_a_new_policy_of_the_queue_looks_at_nothing_that_was_served(drained: Con
 
 
 def test_an_open_transaction_s_own_news_cost_others_nothing(raw: Raw, database_url: str) -> None:
-    """It has enqueued 5,000 messages one by one, and told of none yet."""
+    """It has enqueued 20,000 messages one by one, and told of none yet."""
     busy, connection = raw(database_url), raw(database_url)
     connection.autocommit = True
     without_autovacuum(connection)
     pass_through(connection, 50, 500)
     start = least(connection, 1)
-    busy.execute(one_by_one(5000, "busy").encode())
+    busy.execute(one_by_one(20000, "busy").encode())
     pass_through(connection, 50, 500)
     assert least(connection, 1) <= 1.5 * start + 100
     busy.commit()
@@ -242,7 +242,7 @@ def test_an_open_transaction_s_own_news_cost_others_little_without_other_news(ra
     without_autovacuum(connection)
     connection.execute(PASSING, (50, 500))
     start = least(connection, 1)
-    busy.execute(one_by_one(5000, "busy").encode())
+    busy.execute(one_by_one(20000, "busy").encode())
     for _ in range(128):
         leases(connection, 1)
     assert least(connection, 1) <= 1.5 * start + 100
