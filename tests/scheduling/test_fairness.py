@@ -348,7 +348,7 @@ def test_names_that_are_used_once_leave_nothing_behind(session: Session) -> None
         put(session, f"once{number}")
         assert take(session, 2) == [f"once{number}"]
     # Lanes are kept for 64 messages, and looked at each 64 turns; nothing is to be known of 200.
-    assert session.scalar(text("SELECT count(*) FROM fairqueue.lane")) < 150
+    assert session.scalar(text("SELECT count(*) FROM fairqueue.lane")) < 100
     check_invariants(session.connection())
 
 
