@@ -25,7 +25,7 @@ from .tables import Place, installed
 from .work import EXAMINED_UP_TO
 
 
-def show(load: Load, *, dsn: str | None = None, workers: int, batch: int, picture: Path) -> bool:
+def show(load: Load, *, dsn: str | None, workers: int, batch: int, picture: Path) -> bool:
     """Run the whole demo; says whether each file has exactly one result in both runs.
 
     :param dsn: the database to use; None: that of FAIRQUEUE_DSN, else an embedded server's.

@@ -63,13 +63,11 @@ def local_session(
     if master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     cores = os.cpu_count() or 1
-    own = {**_SETTINGS, "spark.sql.shuffle.partitions": str(2 * cores)}
-    if master.startswith("local") and not os.environ.get("PYSPARK_PYTHON"):  # which may know nothing of this package
-        own["spark.python.daemon.module"] = "fairqueue.spark.worker_daemon"
+    ours = {**_SETTINGS, "spark.sql.shuffle.partitions": str(2 * cores)}
     builder = SparkSession.builder.master(master).appName("fairqueue").config("spark.driver.memory", memory)
-    for name, value in {**own, **(settings or {})}.items():
-        builder = builder.config(name, value)
-    with worker_python(master):
+    with worker_python(master) as of_workers:
+        for name, value in {**ours, **of_workers, **(settings or {})}.items():
+            builder = builder.config(name, value)
         spark = builder.getOrCreate()
     spark.dataSource.register(FairQueueDataSource)
     try:

@@ -2,8 +2,8 @@
 
 ::
 
-    with worker_python("local[*]"):
-        spark = SparkSession.builder.master("local[*]").getOrCreate()
+    with worker_python("local[*]") as settings:
+        spark = SparkSession.builder.master("local[*]").config(map=settings).getOrCreate()
 
 Left to itself, Spark puts PySpark's zip, Py4J's and one of its own jars first on PYTHONPATH, for executors on which
 nothing is installed. Then each worker compiles PySpark anew, and all lists of files in there are read before the first
@@ -45,18 +45,21 @@ PYTHONPATH=${{kept#:}} exec {python} "$@"
 
 
 @contextmanager
-def worker_python(master: str) -> Iterator[None]:
+def worker_python(master: str) -> Iterator[dict[str, str]]:
     """A session that is made in the block has it, unless PYSPARK_PYTHON says what workers run.
+
+    Yields settings of Spark's that go with it: what else workers run may know nothing of this package.
 
     :param master: where Spark runs; what isn't local may have nothing else than what Spark brings.
     """
     if os.environ.get(_VARIABLE):
-        yield
+        yield {}
         return
+    is_local = master.startswith("local")
     # Otherwise workers take the first python3 on PATH, which may know nothing of this package.
-    os.environ[_VARIABLE] = (_script() if master.startswith("local") else None) or sys.executable
+    os.environ[_VARIABLE] = (_script() if is_local else None) or sys.executable
     try:
-        yield
+        yield {"spark.python.daemon.module": "fairqueue.spark.worker_daemon"} if is_local else {}
     finally:
         del os.environ[_VARIABLE]  # A session on a cluster, made later, would hand it on.
 

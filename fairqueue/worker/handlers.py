@@ -14,8 +14,8 @@ import asyncio
 import inspect
 import logging
 import threading
-from collections.abc import Callable, Coroutine, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,20 +106,16 @@ class Handler:
             if not self.takes_session:
                 return Handled(_decision(await self.function(message)))
             assert sessions is not None
-            try:
-                async with sessions() as session:
-                    try:
-                        with self.watching(session.sync_session):
-                            decision = _decision(await self.function(message, session))
-                    except BaseException as error:
-                        handled = self.judge(error)
-                        raise
-                    returned()
-                    handled = await session.run_sync(settle, message, decision)
-            finally:
-                if (remove := getattr(sessions, "remove", None)) is not None:
-                    await remove()  # an async_scoped_session would keep it, for a task that is over
-            return handled
+            async with _opened(sessions) as session:
+                try:
+                    with self.watching(session.sync_session):
+                        decision = _decision(await self.function(message, session))
+                except BaseException as error:
+                    handled = self.judge(error)
+                    raise
+                returned()
+                handled = await session.run_sync(settle, message, decision)
+            return handled  # noqa: RET504 - what the session's end has swallowed, too
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is the message's
@@ -201,6 +197,16 @@ def settle(session: Session, message: LeasedMessage[Any], decision: Decision) ->
     else:
         session.rollback()
     return Handled(decision, outcome)
+
+
+@asynccontextmanager
+async def _opened(sessions: Callable[[], AsyncSession]) -> AsyncIterator[AsyncSession]:
+    try:
+        async with sessions() as session:
+            yield session
+    finally:
+        if (remove := getattr(sessions, "remove", None)) is not None:
+            await remove()  # an async_scoped_session would keep it, for a task that is over
 
 
 def _read(message: LeasedMessage[Any]) -> None:
