@@ -8,7 +8,7 @@ python := .venv/bin/python
 ready := .venv/.ready
 # PySpark is half a gigabyte and of no use without Java, so it is installed where there is one, and to check types.
 spark := .venv/.spark-ready
-spark_if_java := $(if $(or $(JAVA_HOME),$(shell command -v java)),$(spark))
+spark_if_java := $(if $(or $(JAVA_HOME),$(shell command -v java 2>/dev/null)),$(spark))
 # Python compiles what it imports; compiling everything beforehand takes longer than the downloads.
 install := -m pip install --quiet --disable-pip-version-check --no-compile
 # So what it compiles at the first import has to be kept, whatever the environment says: tests start many processes.

@@ -45,13 +45,21 @@ def _made(url: str) -> URL:
         made = make_url(url)
     except (ArgumentError, ValueError):
         made = None
-    if made is None or "@" in (made.host or ""):  # the rest of a password, which a driver would show as a host
+    if made is None or "@" in _behind_the_password(made, url):  # the rest of one, which a driver would show as a host
         # Without the URL, nor what it was made of: it may hold a password.
         raise InvalidValue(
             "the database URL can't be read; write postgresql://user@host:port/database, with %XX for special"
             " characters, such as %40 for an @ in a password"
         )
     return made
+
+
+def _behind_the_password(made: URL, url: str) -> str:
+    """The host, and with a password the database and the names in the query, as the first @ or / in it ends it."""
+    if made.password is None:
+        return made.host or ""
+    names = [setting.partition("=")[0] for setting in url.partition("?")[2].split("&")]
+    return " ".join((made.host or "", made.database or "", *names))
 
 
 def _without_asyncpg(url: URL) -> URL:

@@ -193,7 +193,14 @@ def payload_column_type(payload_type: Any) -> TypeEngine[Any]:
     """The column type for a payload of ``payload_type``."""
     if payload_type is Any or payload_type is None:
         return JSONPayload()
-    return BytesPayload() if payload_type is bytes else ObjectPayload(payload_type)
+    if payload_type is bytes:
+        return BytesPayload()
+    found = ObjectPayload(payload_type)
+    try:
+        hash(payload_type)
+    except TypeError as error:  # by which SQLAlchemy knows a statement again
+        raise InvalidValue(f"payload_type {payload_type!r} can't be hashed: {error}") from error
+    return found
 
 
 def lazily(column: ColumnElement[Any], column_type: TypeEngine[Any] | None = None) -> ColumnElement[Any]:
@@ -206,16 +213,26 @@ def lazily(column: ColumnElement[Any], column_type: TypeEngine[Any] | None = Non
 
 def declared_payload_type(message_type: type, generic: type) -> Any:
     """The ``Upload`` of ``class UploadMessage(TypedMessage[Upload])``; Any where that is left open, or is JSON."""
-    for base in getattr(message_type, "__orig_bases__", ()):
+    found = _argument(message_type, generic)
+    parts = [*_parts(found)]
+    if any(isinstance(part, str | ForwardRef) for part in parts):
+        raise InvalidValue(f"{message_type.__name__} needs a payload_type=, as its payload's type is only named")
+    return Any if all(isinstance(part, TypeVar) or part in _JSON_TYPES for part in parts) else found
+
+
+def _argument(class_: type, generic: type) -> Any:
+    """What a class has in the brackets behind ``generic``, be it by way of others that have parameters of their own."""
+    for base in getattr(class_, "__orig_bases__", ()):
         origin = get_origin(base)
-        if not (isinstance(origin, type) and issubclass(origin, generic)):
-            continue  # a mixin's
-        found = get_args(base)[0]
-        parts = [*_parts(found)]
-        if any(isinstance(part, str | ForwardRef) for part in parts):
-            raise InvalidValue(f"{message_type.__name__} needs a payload_type=, as its payload's type is only named")
-        if not all(isinstance(part, TypeVar) or part in _JSON_TYPES for part in parts):
-            return found
+        if origin is generic:
+            return get_args(base)[0]
+        if isinstance(origin, type) and issubclass(origin, generic):  # else it is a mixin's
+            found = _argument(origin, generic)
+            given = dict(zip(origin.__parameters__, get_args(base), strict=True))  # type: ignore[attr-defined]
+            if isinstance(found, TypeVar):
+                return given.get(found, found)
+            open_ = getattr(found, "__parameters__", ())
+            return found[tuple(given[each] for each in open_)] if open_ else found
     return Any
 
 
@@ -231,19 +248,36 @@ def _parts(found: Any) -> Iterator[Any]:
 
 
 class _Conversion:
-    """How objects of a type become plain JSON data and back. Can be sent to another process, as the type can."""
+    """How objects of a type become plain JSON data and back. Can be sent to another process, as the type can.
+
+    Whatever is raised on the way: what the types of others do there, and raise, is for them to say.
+    """
 
     def __init__(self, payload_type: Any) -> None:
         self.payload_type = payload_type
-        self.dump, self._build = _converters(payload_type)
+        self._plain, self._build = _converters(payload_type)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.payload_type,)
 
+    def dump(self, value: Any) -> Any:
+        try:
+            data = self._plain(value)
+        except Exception as error:
+            raise InvalidValue(f"payload must be {self.payload_type!r}: {error}") from error
+        try:
+            self._build(data)
+        except Exception as error:
+            problem = f"payload can't be read back as {self.payload_type!r} once it is written: {error}"
+            raise InvalidValue(problem) from error
+        if data is None:
+            raise InvalidValue(f"payload would be JSON's null, which is read as no payload: {value!r}")
+        return data
+
     def load(self, data: Any) -> Any:
         try:
             return self._build(data)
-        except (TypeError, ValueError, RecursionError) as error:
+        except Exception as error:
             raise InvalidValue(f"the stored payload is no {self.payload_type!r}: {error}") from error
 
 
@@ -266,25 +300,16 @@ def _converters(payload_type: Any) -> tuple[Callable[[Any], Any], Callable[[Any]
             " use a dataclass or a Pydantic model, or convert it yourself and let the payload be JSON"
         ) from error
 
+    def plain(value: Any) -> Any:
+        checked = adapter.validate_python(value)
+        return adapter.dump_python(checked, mode="json", by_alias=False, round_trip=True, warnings="error")
+
     def build(data: Any) -> Any:
         # From JSON text, not from the data: strict types, and those with a form for JSON only, tell the difference.
         # The engine's json_deserializer may have made Decimals of its numbers.
         return adapter.validate_json(json.dumps(data, default=float), by_alias=True, by_name=True)
 
-    def dump(value: Any) -> Any:
-        try:
-            data = adapter.dump_python(
-                adapter.validate_python(value), mode="json", by_alias=False, round_trip=True, warnings="error"
-            )
-        except ValueError as error:  # as Pydantic's own errors are
-            raise InvalidValue(f"payload must be {payload_type!r}: {error}") from error
-        try:
-            build(data)
-        except (ValueError, RecursionError) as error:
-            raise InvalidValue(f"payload can't be read back as {payload_type!r} once it is written: {error}") from error
-        return data
-
-    return dump, build
+    return plain, build
 
 
 def _refuse(problem: str, _data: Any) -> NoReturn:

@@ -36,6 +36,7 @@ from typing import Literal, get_args
 
 from sqlalchemy import Connection, text
 
+from ._checks import UNSTORABLE
 from .errors import FairqueueError, InvalidValue
 from .schema import DEFAULT_SCHEMA, VERSION_FUNCTION, check_schema_name, chosen, close_sql, lock_sql, quote, run
 
@@ -168,7 +169,7 @@ def _owner(connection: Connection, schema: str) -> str | None:
 
 def _role(role: object) -> str:
     """The name of a role, quoted."""
-    if not isinstance(role, str) or "\x00" in role or not 1 <= len(role.encode(errors="replace")) <= 63:
+    if not isinstance(role, str) or UNSTORABLE.search(role) or not 1 <= len(role.encode()) <= 63:
         raise InvalidValue(f"role must be a name of 1 to 63 bytes, not {role!r}")
     # PostgreSQL takes the first for everybody, even in quotes.
     if role in {"public", "none"}:

@@ -16,7 +16,7 @@ It is one statement, so it sees one moment, and takes no lock. A role of the kin
 It counts: its cost grows with the number of live messages and dead letters, and of outcomes in the last hour: about a
 second for a million. With few look every few seconds, with many each minute.
 
-Limitations: a channel is there if it has a message, a dead letter or an outcome in the last hour; one that only has a
+Limitations: a channel is there if it has a message, a dead letter or a completion in the last hour; one that only has a
 policy isn't. Where a queue's ``history_days`` is 0, ``served`` is 0.
 """
 
@@ -132,7 +132,7 @@ def status(session: Any, queue: str | None = None, *, limit: int | None = None) 
     """Count what stands in the queues and their channels.
 
     :param session: a Session or Connection; for an AsyncSession or AsyncConnection, an awaitable is returned.
-    :param queue: which queue; None: all that have a policy, a message, a dead letter, or an outcome in the last hour.
+    :param queue: which queue; None: all that have a policy, a message, a dead letter, or a completion in the last hour.
     :param limit: how many channels of each queue to return, 0 or more; None: all. The figures of the queue are those of
         all its channels in any case.
     :raises InvalidValue: naming the parameter.

@@ -234,6 +234,14 @@ def wait_for_results(url: str, process: "subprocess.Popen[str]") -> None:
     pytest.fail(f"no results; the demo's exit code: {process.poll()}")
 
 
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may look everywhere")
+def test_a_picture_where_one_may_not_look(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "closed").mkdir(0)
+    with pytest.raises(SystemExit, match="2"):
+        demo.main(["--picture", str(tmp_path / "closed" / "waits.png")])
+    assert "--picture: can't be written" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("options", "named"),
     [

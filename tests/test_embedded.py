@@ -1,6 +1,7 @@
 """The embedded server, for real: each test starts its own, and some kill what they started."""
 
 import contextlib
+import errno
 import fcntl
 import importlib.util
 import itertools
@@ -441,6 +442,28 @@ class TestRoot:
             assert home in Path(f"/proc/{server.pid}/exe").readlink().parents
         assert len(list(home.iterdir())) == 1
 
+    def test_a_copy_that_fails_leaves_nothing(
+        self, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(*_: object, **__: object) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        (tmp_path / "pginstall/bin").mkdir(parents=True)
+        (tmp_path / "pginstall/bin/postgres").touch()
+        monkeypatch.setattr("shutil.copytree", fail)
+        with pytest.raises(OSError, match="No space left"):
+            _programs._staged(tmp_path / "pginstall/bin")
+        assert list(home.iterdir()) == []
+
+    @of_the_common_one
+    def test_the_environment_stays_here(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """All that runs as that account could read it."""
+        monkeypatch.setenv("DATABASE_URL", "postgresql://u:s3cret@h/d")
+        with embedded.ephemeral() as server:
+            environment = Path(f"/proc/{server.pid}/environ").read_bytes()
+        assert b"PATH=" in environment
+        assert b"s3cret" not in environment
+
     def test_a_home_that_the_account_cannot_reach(self, home: Path) -> None:
         (home / "closed").mkdir(mode=0o700)
         with pytest.raises(EmbeddedError, match=r"can't pass through a folder above .*: set FAIRQUEUE_PG_HOME"):
@@ -500,7 +523,8 @@ class TestDatabaseUrl:
         assert embedded.sqlalchemy_url(other) == other
 
     def test_what_cannot_be_read_is_not_shown(self) -> None:
-        places = ("u:s3cret@h:port", "u:p@s:s3cret@h", "u:p@s3cret@h")  # the last two with an @ in the password
+        # All but the first with an @ in the password, and what else ends one.
+        places = ("u:s3cret@h:port", "u:p@s:s3cret@h", "u:p@s3cret@h", "u:p@s3cret/x@h", "u:p@s3cret?x@h")
         for scheme, place in itertools.product(("postgresql", "postgresql+asyncpg"), places):
             with pytest.raises(InvalidValue, match=r"^the database URL can't be read") as refused:
                 sqlalchemy_url(f"{scheme}://{place}/d?ssl=true")

@@ -87,9 +87,9 @@ def run(url: str, web: int, api: int, workers: int) -> None:
         Part("api", "uvicorn", f"--port={api}", "--log-level=warning", "examples.shop.api:app"),
         *(Part(f"worker {n + 1}", "fairqueue.cli", "worker", "examples.shop.jobs:app") for n in range(workers)),
     ]
-    for part in parts:
-        part.start()
     try:
+        for part in parts:
+            part.start()
         watch(parts, until_open=[web, api])
         if not stopping.is_set():
             hello = HELLO.format(
@@ -102,9 +102,10 @@ def run(url: str, web: int, api: int, workers: int) -> None:
         watch(parts)
         print("Stopping.", flush=True)  # not below: it fails where the terminal is gone
     finally:
-        for part in parts:
+        started = [part for part in parts if hasattr(part, "process")]
+        for part in started:
             part.stop()
-        for part in parts:
+        for part in started:
             part.wait()
 
 

@@ -48,14 +48,16 @@ def main() -> NoReturn:
     raise AssertionError("the program has exited")
 
 
-def __getattr__(name: str) -> Any:
-    # Not at once: without click the console script still has to say what is missing.
-    if name == "commands":
-        from .program import commands
+if not TYPE_CHECKING:  # a name that isn't there is an error to type checkers, too
 
-        return commands
-    if name == "Target":
-        from .target import Target
+    def __getattr__(name: str) -> Any:
+        # Not at once: without click the console script still has to say what is missing.
+        if name == "commands":
+            from .program import commands
 
-        return Target
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            return commands
+        if name == "Target":
+            from .target import Target
+
+            return Target
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

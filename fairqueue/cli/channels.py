@@ -100,8 +100,11 @@ def list_(target: Target, queue: str | None, as_json: bool) -> None:
     """
     from sqlalchemy import select
 
+    from fairqueue._checks import check_name
     from fairqueue.models import Channel
 
+    if queue is not None:
+        check_name("queue", queue)
     fields = ("queue", "name", *_POLICIES, "paused", "resume_at")
     statement = select(*(getattr(Channel, field) for field in fields)).order_by(Channel.queue, Channel.name)
     with target.session() as session:

@@ -69,6 +69,8 @@ def _explained(error: Exception, *, for_owner: bool) -> Failed | None:
         error = DBAPIError.instance(None, None, error, psycopg.Error)
     if isinstance(error, DBAPIError):
         return Failed(_of_database(error, for_owner=for_owner))
+    if isinstance(error, UnicodeEncodeError):  # without what it was of: that may hold a password
+        return Invalid("a value on the command line, or in the environment, is no text in UTF-8")
     if isinstance(error, ImportError):
         package = (error.name or "").partition(".")[0]
         if "pq wrapper" in str(error):  # psycopg without libpq: an error of its own making, which names no module

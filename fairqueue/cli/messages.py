@@ -213,8 +213,13 @@ def redrive(target: Target, ids: Sequence[int], queue: str | None, channel: str 
 
 
 def _check_channel(queue: str | None, channel: str | None) -> None:
+    from fairqueue._checks import check_name
+
     if channel is not None and queue is None:
         raise click.UsageError("--channel is of a queue: give --queue too")
+    for field, value in (("queue", queue), ("channel", channel)):
+        if value is not None:
+            check_name(field, value)
 
 
 #: Of how many undone messages there is a line each.

@@ -45,7 +45,11 @@ def echo(text: str) -> None:
 
 def echo_json(document: Any) -> None:
     """``document`` on stdout; times in ISO 8601, durations in seconds. ASCII, so safe on a terminal as well."""
-    click.echo(json.dumps(document, default=plain, indent=2))
+    try:
+        text = json.dumps(document, default=plain, indent=2)
+    except RecursionError:  # of payloads that are nested deeply: without an indent Python goes deeper
+        text = json.dumps(document, default=plain)
+    click.echo(text)
 
 
 def plain(value: object) -> Any:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
     from sqlalchemy.orm import Session
 
-__all__ = ["Target", "now", "pass_target"]
+__all__ = ["Target", "make_engine", "now", "pass_target"]
 
 _CONNECT_TIMEOUT = 10  # seconds
 
@@ -49,7 +49,7 @@ class Target:
         if not isinstance(self.place, str):
             yield self.place.execution_options(**options)
             return
-        engine = _engine(self.place)
+        engine = make_engine(self.place)
         try:
             yield engine.execution_options(**options)
         finally:
@@ -109,7 +109,8 @@ def now(session: Session) -> datetime:
     return at
 
 
-def _engine(url: str) -> Engine:
+def make_engine(url: str) -> Engine:
+    """An engine of a command's own, for a database URL that says what it likes of the driver."""
     from sqlalchemy import create_engine
 
     from fairqueue._url import parsed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from datetime import datetime, timedelta, tzinfo
@@ -27,16 +28,12 @@ class Moment(click.ParamType):  # type: ignore[type-arg, unused-ignore]
         self.zone = zone
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
-        try:
+        with contextlib.suppress(ValueError):
             found = datetime.fromisoformat(value)
-        except ValueError:
-            found = None
-        if found is not None and found.tzinfo is None:
-            found = found.replace(tzinfo=self.zone)
-        if found is None or found.tzinfo is None:
-            what = "such as 2030-01-31 or" if self.zone else "with its zone, such as"
-            self.fail(f"must be a time {what} 2030-01-31T09:00:00+00:00, not {value!r}", param, ctx)
-        return found
+            if zone := found.tzinfo or self.zone:
+                return found.replace(tzinfo=zone)
+        what = "such as 2030-01-31 or" if self.zone else "with its zone, such as"
+        return self.fail(f"must be a time {what} 2030-01-31T09:00:00+00:00, not {value!r}", param, ctx)
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg, unused-ignore]
@@ -64,6 +61,8 @@ class OutputFile(click.ParamType):  # type: ignore[type-arg, unused-ignore]
         path = Path(value)
         if path.suffix.lower() != self.suffix:
             self.fail(f"must end in {self.suffix}, not {value!r}", param, ctx)
-        if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        # Not path.exists(), which raises where one may not look.
+        there = path if os.access(path, os.F_OK) else path.parent
+        if not os.access(there, os.W_OK) or (there is path and path.is_dir()):
             self.fail(f"can't be written: {value!r}", param, ctx)
         return path

@@ -62,7 +62,7 @@ def worker(context: click.Context, apps: Sequence[str], processes: int, log_leve
         from .processes import supervise
 
         # As -m puts the current directory first: a project's click.py or queue.py would be imported in place of ours.
-        isolated = [] if str(Path.cwd()) in sys.path else ["-P"]
+        isolated = [] if sys.path[:1] == [str(Path.cwd())] else ["-P"]
         command = [sys.executable, *isolated, "-m", "fairqueue.cli", "worker", *apps]
         context.exit(supervise([*command, "--log-level", log_level, "--child"], processes))
     if child:
@@ -76,7 +76,7 @@ def worker(context: click.Context, apps: Sequence[str], processes: int, log_leve
 
 def _load(names: Sequence[str]) -> list[Worker]:
     here = str(Path.cwd())
-    if here not in sys.path:
+    if sys.path[:1] != [here]:
         sys.path.insert(0, here)
     return [_load_one(name) for name in names]
 

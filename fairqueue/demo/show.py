@@ -13,6 +13,7 @@ from sqlalchemy import text
 
 from fairqueue import embedded
 from fairqueue._url import sqlalchemy_url
+from fairqueue.cli.output import make_console
 
 from .figures import Figures, measure
 from .load import Load
@@ -32,7 +33,7 @@ def show(load: Load, *, dsn: str | None, workers: int, batch: int, picture: Path
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # where there is no arrow, a question mark will do
-    console = Console(highlight=False)
+    console = make_console()
     arrival, fair = _race(console, load, workers, batch, dsn)
     print_report(console, arrival, fair)
     draw(picture, load, arrival, fair)
@@ -60,7 +61,7 @@ def _announce(console: Console, load: Load, place: Place, dsn: str | None, *, wo
     console.print(f"A noisy tenant uploads {_many(load.noisy_files, 'file')}, then", end=" ", style="bold")
     console.print(f"{quiet:,} quiet tenants {few} each." if quiet > 1 else f"a quiet tenant {few}.", style="bold")
     for name, line in lines.items():
-        console.print(f"{name:<8}{line}", style="dim", markup=False, soft_wrap=True)
+        console.print(f"{name:<8}{line}", style="dim", soft_wrap=True)
     console.print()
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from alembic import op
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
-from sqlalchemy import BigInteger, DateTime, Engine, Identity, MetaData, create_engine, text
+from sqlalchemy import BigInteger, DateTime, Engine, Identity, MetaData, text
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
@@ -25,6 +25,7 @@ from sqlalchemy.schema import CreateSchema, DropSchema
 
 from fairqueue.alembic import create_fairqueue, drop_fairqueue
 from fairqueue.cli.signals import ignored
+from fairqueue.cli.target import make_engine
 from fairqueue.errors import FairqueueError
 from fairqueue.schema import DEFAULT_SCHEMA, HEAD
 
@@ -108,9 +109,9 @@ class Place:
     def engine(self) -> Iterator[Engine]:
         """An engine whose statements go to these schemas; its connections are closed after the block."""
         schemas = {DEFAULT_SCHEMA: self.queue_schema, _PLACEHOLDER: self.schema}
-        engine = create_engine(self.url, execution_options={"schema_translate_map": schemas})
+        engine = make_engine(self.url)
         try:
-            yield engine
+            yield engine.execution_options(schema_translate_map=schemas)
         finally:
             engine.dispose()
 

@@ -1,5 +1,6 @@
 """The programs of PostgreSQL: where they are, and as whom they run."""
 
+import contextlib
 import errno
 import hashlib
 import importlib.util
@@ -27,6 +28,10 @@ _WAY_OUT = (
 )
 
 
+#: Of the environment. The last two are for those who have put a PostgreSQL's libraries where nobody looks for them.
+_OF_PROGRAMS = ("PATH", "TMPDIR", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
+
+
 class Programs(NamedTuple):
     folder: Path
     version: str
@@ -45,8 +50,15 @@ class Programs(NamedTuple):
         return subprocess.run(command, **self.options(), cwd="/", capture_output=True, text=True, check=False)
 
     def options(self) -> "_Options":
-        """For subprocess: never as root, and with none of the caller's locale, time zone and PG variables."""
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
+        """For subprocess: never as root, and with none of the caller's locale, time zone and PG variables.
+
+        Another account gets no more than programs need to start: it could read the rest, as long as they run.
+        """
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if (name in _OF_PROGRAMS if self.account else not name.startswith("PG"))
+        }
         return {
             "user": self.account and self.account.pw_uid,
             "group": self.account and self.account.pw_gid,
@@ -144,17 +156,17 @@ def _staged(folder: Path) -> Path:
     target = home / f"programs-{build}"
     prefix, package = folder.parent, folder.parent.parent
     if not target.exists():
-        copy = Path(tempfile.mkdtemp(dir=home))
-        # The last one is where a wheel keeps the libraries it brought along, by a relative path.
-        for part in (folder, prefix / "lib", prefix / "share", Path(f"{package}.libs")):
-            if part.is_dir():
-                shutil.copytree(part, copy / part.relative_to(package.parent), symlinks=True)
-        for path in (copy, *copy.rglob("*")):
-            if not path.is_symlink():
-                executable = path.is_dir() or os.access(path, os.X_OK)
-                path.chmod(0o755 if executable else 0o644)
-        try:
-            copy.rename(target)
-        except OSError:  # another process was quicker
-            shutil.rmtree(copy)
+        with tempfile.TemporaryDirectory(dir=home) as scratch:
+            copy = Path(scratch, "programs")
+            copy.mkdir()
+            # The last one is where a wheel keeps the libraries it brought along, by a relative path.
+            for part in (folder, prefix / "lib", prefix / "share", Path(f"{package}.libs")):
+                if part.is_dir():
+                    shutil.copytree(part, copy / part.relative_to(package.parent), symlinks=True)
+            for path in (copy, *copy.rglob("*")):
+                if not path.is_symlink():
+                    executable = path.is_dir() or os.access(path, os.X_OK)
+                    path.chmod(0o755 if executable else 0o644)
+            with contextlib.suppress(OSError):  # another process was quicker
+                copy.rename(target)
     return target / folder.relative_to(package.parent)

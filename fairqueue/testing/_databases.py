@@ -10,9 +10,8 @@ from typing import LiteralString, Self
 
 import psycopg
 from psycopg.sql import SQL, Composable, Identifier, Literal
-from sqlalchemy import make_url
 
-from fairqueue._url import libpq
+from fairqueue._url import libpq, parsed
 
 __all__ = ["COMMENT", "Databases"]
 
@@ -29,11 +28,13 @@ class Databases:
     """
 
     def __init__(self, url: str, prefix: str | None = None) -> None:
-        self._url = make_url(url)
+        place = parsed(url)
+        # Which would say where connections go, whatever database the URL names.
+        self._url = place.difference_update_query(["dbname"])
         self._prefix = prefix or f"fairqueue_test_{secrets.token_hex(4)}"
         self._numbers = itertools.count(1)
         self._finished: list[str] = []
-        self._admin = psycopg.connect(libpq(self._url), autocommit=True)
+        self._admin = psycopg.connect(libpq(place), autocommit=True)
         # Copying files is the quicker way only where nothing has to be synchronised to disk.
         unsafe = self._admin.execute("SHOW fsync").fetchone() == ("off",)
         self._strategy = SQL("STRATEGY file_copy" if unsafe and self._admin.info.server_version >= 150000 else "")

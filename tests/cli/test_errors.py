@@ -77,6 +77,11 @@ def complaint(*arguments: str, code: int, environment: dict[str, str] | None = N
         (["dead", "redrive", "1", "--queue", "default"], "give either their IDs, or --queue"),
         (["dead", "list", "--channel", "acme"], "give --queue too"),
         (["dead", "list", "--limit", str(2**63)], "--limit: "),
+        (["dead", "list", "--queue", ""], "queue must have 1 to 255 characters"),
+        (["dead", "list", "--queue", "q", "--channel", ""], "channel must have 1 to 255 characters"),
+        (["dead", "redrive", "--queue", "\udcff"], "queue holds a character that PostgreSQL can't store"),
+        (["channel", "list", "--queue", ""], "queue must have 1 to 255 characters"),
+        (["grant", "\udcff", "worker"], "role must be a name of 1 to 63 bytes, not "),
         (["grant", "role"], "give the KIND of the role"),
         (["grant", "role", "worker", "--revoke"], "leave KIND out"),
         (["grant", "role", "king"], "kind must be producer, worker, observer, operator or pipeline, not 'king'"),
@@ -100,6 +105,7 @@ def test_a_wrong_command_line(arguments: list[str], said: str, database_url: str
         ("", 2, "use --dsn, FAIRQUEUE_DSN or DATABASE_URL"),
         ("mysql://u:s3cret@h/d", 2, "must begin with postgresql://"),
         ("host=h password=s3cret", 2, "must begin with postgresql://"),
+        ("postgresql://u:s3cret\udcff@127.0.0.1/d", 2, "no text in UTF-8"),
         ("postgresql://u:s3cret@h:port/d", 2, "write postgresql://"),
         ("postgresql://u:s3cret@127.0.0.1:{free_port}/d", 1, "check the host and the port"),
         ("postgresql://u:s3cret@/d?host=/nowhere", 1, "check the host and the port"),
@@ -236,7 +242,7 @@ def test_a_driver_without_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
     def engine(_: str) -> None:
         raise ImportError("no pq wrapper available.\nAttempts made:\n- couldn't import psycopg 'c' implementation")
 
-    monkeypatch.setattr("fairqueue.cli.target._engine", engine)
+    monkeypatch.setattr("fairqueue.cli.target.make_engine", engine)
     line = complaint("--dsn", "postgresql://u:s3cret@h/d", "status", code=1)
     assert line == "psycopg is not installed, or not in full; pip install 'fairqueue[cli]'"
 

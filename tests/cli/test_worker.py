@@ -218,6 +218,22 @@ def test_modules_of_a_project_are_not_taken_for_ours(tmp_path: Path, monkeypatch
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_the_folder_goes_before_other_modules_of_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it is on the path already, behind others, as of what is installed from there."""
+    for folder, app in {"other": "''", "here": "0"}.items():
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "jobs_of_a_folder.py").write_text(f"app = {app}")
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "other"), *sys.path, str(tmp_path / "here")])
+    commands: list[list[str]] = []
+    monkeypatch.setattr(processes, "supervise", lambda command, _: commands.append(command))
+    monkeypatch.setattr("logging.basicConfig", lambda **_: None)
+    CliRunner().invoke(worker, ["jobs_of_a_folder:app", "--processes", "2"], catch_exceptions=False)
+    assert "-P" in commands[0]
+    refused = CliRunner().invoke(worker, ["jobs_of_a_folder:app"])
+    assert "must be a fairqueue.Worker, not int" in refused.output
+
+
 def test_what_a_module_cannot_import_is_told_in_full(program: Program) -> None:
     with program.running("shop.broken:app") as process:
         assert process.wait(30) == 1

@@ -9,11 +9,12 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from enum import Enum
 from functools import partial
+from threading import Lock
 from typing import Annotated, Any, Generic, Literal, TypeVar
 from uuid import UUID
 
 import pytest
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Json, computed_field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Json, RootModel, computed_field
 from pydantic.alias_generators import to_camel
 from sqlalchemy import Engine, create_engine, select, text
 from sqlalchemy.orm import Session
@@ -273,6 +274,31 @@ class TestDeclared:
         session.flush()
         assert session.scalars(fq.dequeue(message_type=Inheriting)).one().payload == UPLOAD
 
+    def test_inherited_through_a_class_that_makes_another_type_of_it(self, session: Session) -> None:
+        K = TypeVar("K")
+        P = TypeVar("P")
+
+        class Batch(fq.TypedMessage[list[P]]):
+            __abstract__ = True
+
+        class Batched(Batch[Upload]):
+            pass
+
+        class Known(fq.TypedMessage[P], Generic[K, P]):
+            __abstract__ = True
+
+        class ByNumber(Known[int, Upload]):
+            pass
+
+        class Open(Batch[P]):
+            pass
+
+        for message, payload in ((Batched, [UPLOAD]), (ByNumber, UPLOAD), (Open, [{"a": 1}])):
+            session.add(message("acme", payload))
+            session.flush()
+            [leased] = session.scalars(fq.dequeue(message_type=message))
+            assert leased.payload == payload
+
     def test_what_is_only_named(self) -> None:
         with pytest.raises(fq.InvalidValue, match="Later needs a payload_type="):
 
@@ -344,18 +370,35 @@ def test_read_as_another_type(session: Session) -> None:
     assert session.scalars(fq.dequeue()).one().payload["path"] == "a.pdf"
 
 
-@pytest.mark.parametrize("error", [TypeError, RecursionError])
+@pytest.mark.parametrize("error", [TypeError, RecursionError, AttributeError, LookupError])
 def test_whatever_a_validator_raises(session: Session, error: type[Exception]) -> None:
-    """It is that message's payload which doesn't fit."""
+    """It is that message's payload which doesn't fit, on both ways."""
 
     def refuse(_: object) -> None:
         raise error("not this one")
 
     fq.enqueue(session, "acme", 7)
     session.flush()
-    [message] = session.scalars(fq.dequeue(message_type=typed(Annotated[int, BeforeValidator(refuse)])))
+    Refused = typed(Annotated[int, BeforeValidator(refuse)])  # noqa: N806
+    [message] = session.scalars(fq.dequeue(message_type=Refused))
     with pytest.raises(fq.InvalidValue, match=r"^the stored payload is no .*: .*not this one"):
         _ = message.payload
+    session.add(Refused("acme", 7))
+    with pytest.raises(fq.InvalidValue, match=r"^payload must be .*: .*not this one"):
+        session.flush()
+
+
+def test_an_object_that_would_be_null(session: Session) -> None:
+    """None would come back, which is no object of its type."""
+    Root = RootModel[int | None]  # noqa: N806
+    session.add(typed(Root)("acme", Root(None)))
+    with pytest.raises(fq.InvalidValue, match=r"^payload would be JSON's null, which is read as no payload: RootM"):
+        session.flush()
+
+
+def test_a_type_that_cannot_be_hashed() -> None:
+    with pytest.raises(fq.InvalidValue, match=r"^payload_type .* can't be hashed: unhashable type: 'dict'"):
+        typed(Annotated[Upload, {"version": 2}])
 
 
 @pytest.mark.parametrize(
@@ -412,6 +455,21 @@ class TestWithoutPydantic:
         session.add(Nested("acme", UPLOAD))
         [message] = session.scalars(fq.dequeue(message_type=Nested))
         assert message.payload == Upload("a.pdf", [{"number": 1}, {"number": 2}])  # type: ignore[list-item]
+
+    @pytest.mark.parametrize("value", [{"number": 3}, Page(Lock())], ids=["dict", "lock"])  # type: ignore[arg-type]
+    def test_refused_on_the_way_in(self, session: Session, value: Any) -> None:
+        session.add(typed(Page)("acme", value))
+        with pytest.raises(fq.InvalidValue, match=r"^payload must be .*Page"):
+            session.flush()
+
+    def test_what_could_not_be_read_back(self, session: Session) -> None:
+        @dataclass
+        class Made:
+            number: int = field(init=False, default=1)
+
+        session.add(typed(Made)("acme", Made()))
+        with pytest.raises(fq.InvalidValue, match=r"^payload can't be read back as .*Made.* once it is written"):
+            session.flush()
 
     def test_bytes_and_json_need_nothing(self, session: Session) -> None:
         assert round_trip(session, bytes, b"x") == b"x"

@@ -1,6 +1,7 @@
 """JSON that PostgreSQL keeps and Python doesn't read: it is the trouble of its own message alone."""
 
 import json
+import sys
 from typing import Any
 
 import pytest
@@ -62,6 +63,15 @@ def test_a_session(session: Session, message_type: type[fq.TypedMessage[Any]]) -
     with pytest.raises(fq.InvalidValue, match=REFUSED):
         _ = message.payload
     assert session.execute(fq.fail(message, retry=False)).one().result == "dead"
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="to Python 3.11 all that is nested so deeply is unreadable")
+def test_the_command_line_shows_what_is_nested_deeply(session: Session, database_url: str) -> None:
+    """With an indent it would take more of Python's stack than there is."""
+    id_ = put_unreadable(session, "(repeat('[', 1200) || repeat(']', 1200))")
+    done = CliRunner().invoke(program, ["--dsn", database_url, "message", "show", "--json", str(id_)])
+    assert done.exit_code == 0, done.output
+    assert "[" * 1200 in done.output
 
 
 @pytest.mark.parametrize("kind", ["async", "asyncpg"])

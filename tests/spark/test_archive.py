@@ -225,6 +225,19 @@ class TestInterruptions:
         run(archive)
         assert archived(folder) == history(connection)
 
+    def test_what_stays_on_the_stage(
+        self, archive: Stopping, connection: psycopg.Connection[Any], folder: Path
+    ) -> None:
+        """It is of nobody, and goes when there is nothing to archive, too."""
+        add(connection, [row(1)])
+        connection.commit()
+        run(archive)
+        left = folder / "_staging" / "of a run that died"
+        left.mkdir(parents=True)
+        (left / "0.parquet").touch()
+        assert run(archive).rows == 0
+        assert not left.exists()
+
     def test_by_another_run(self, archive: Stopping, connection: psycopg.Connection[Any], database_url: str) -> None:
         """Which doesn't begin as long as this one goes on; and this one records nothing when it has lost its lock."""
         add(connection, [row(1)])

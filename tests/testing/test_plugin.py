@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 
 from fairqueue.embedded import EmbeddedError
 from fairqueue.testing import plugin
+from fairqueue.testing._databases import Databases
 from tests.alembic.hosts import ATTACHED, INVOICE, Host
 from tests.fixtures.postgres import Postgres, libpq
 from tests.pages import ROOT, blocks
@@ -207,6 +208,16 @@ class TestDatabases:
             prefixes = [name.rpartition("_")[0] for name in names]
             query = "SELECT datname FROM pg_database, unnest(%s::text[]) AS p WHERE starts_with(datname, p)"
             assert connection.execute(query, [prefixes]).fetchall() == []
+
+    @pytest.mark.parametrize("scheme", ["postgresql", "postgresql+asyncpg"])
+    def test_of_a_server_that_is_named_by_another_driver(self, postgres: Postgres, scheme: str) -> None:
+        """And whose query names a database, which would go before the one in the path."""
+        named = postgres.url.set(drivername=scheme).update_query_dict({"dbname": "postgres"})
+        with Databases(named.render_as_string(hide_password=False)) as databases, databases.create("template0") as url:
+            made = make_url(url)
+            assert made.drivername == "postgresql+psycopg"
+            with psycopg.connect(libpq(url)) as connection:
+                assert connection.info.dbname == made.database
 
     def test_of_the_users_own(
         self, shop: Path, run: Run, empty_database_url: str, monkeypatch: pytest.MonkeyPatch

@@ -10,6 +10,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
+import fairqueue.cli
+import fairqueue.spark.reporting
+import fairqueue.testing
 
 
 @dataclass
@@ -108,3 +111,12 @@ def mistakes(message: fq.LeasedMessage, session: Session, engine: Engine) -> Non
     fq.redrive(channel="acme")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
     fq.wait_for(session, 7, timeout=1)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue,reportArgumentType]
     fq.wait_for(engine, 7)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+
+
+def mistyped() -> None:
+    """Names are loaded when they are first used, which must not make any name good."""
+    fq.dequeu()  # type: ignore[attr-defined]
+    fairqueue.spark.archiv()  # type: ignore[attr-defined]
+    fairqueue.spark.reporting.pages_of()  # type: ignore[attr-defined]
+    fairqueue.testing.drained()  # type: ignore[attr-defined]
+    fairqueue.cli.Targets()  # type: ignore[attr-defined]

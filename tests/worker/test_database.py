@@ -5,10 +5,11 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+import anyio
 import pytest
 from sqlalchemy import Connection, Engine, create_engine, event, insert, make_url, select, text
 from sqlalchemy.exc import DataError, DBAPIError, InterfaceError, SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
 
 import fairqueue as fq
@@ -179,6 +180,25 @@ async def test_a_connection_that_was_closed(engine_of: EngineOf) -> None:
     with pytest.raises(InterfaceError) as caught:
         await database.run(close)
     assert _lost(caught.value)
+    await engine.dispose()
+
+
+async def test_a_session_that_does_not_close(engine_of: EngineOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a server hangs: what was done counts, after a while."""
+    engine = engine_of("async")
+    database = Database(engine, Threads())
+
+    async def close(session: AsyncSession) -> None:
+        waited.append(session)
+        await anyio.sleep_forever()
+
+    waited: list[AsyncSession] = []
+    monkeypatch.setattr(AsyncSession, "close", close)
+    monkeypatch.setattr("fairqueue.worker.database.CLOSING", 0.01)
+    assert await database.run(lambda session: session.scalar(text("SELECT 1"))) == 1
+    assert len(waited) == 1
+    monkeypatch.undo()
+    await waited[0].close()
     await engine.dispose()
 
 

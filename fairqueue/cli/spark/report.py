@@ -104,7 +104,8 @@ def _writable(out: str) -> Path:
     from fairqueue.spark.schemas import REPORT
 
     folder = Path(out).absolute()
-    there = next(each for each in (folder, *folder.parents) if each.exists())
+    # Not each.exists(), which raises where one may not look.
+    there = next(each for each in (folder, *folder.parents) if os.access(each, os.F_OK))
     if not there.is_dir() or not os.access(there, os.W_OK):
         raise Failed(f"--out: {out!r} can't be written: {there} is no folder that you may write to")
     page = folder / _PAGE

@@ -31,8 +31,10 @@ __all__ = ["EXACT_ROWS", "QueueSummary", "Report", "Summary", "page", "report", 
 _HOMES = {"page": "pages", **dict.fromkeys(("QueueSummary", "Summary", "summary"), "summaries")}
 
 
-def __getattr__(name: str) -> Any:
-    # A command looks at its arguments before it imports PySpark, and the tables need no Matplotlib.
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'tables')}"), name)
+if not TYPE_CHECKING:  # a name that isn't there is an error to type checkers, too
+
+    def __getattr__(name: str) -> Any:
+        # A command looks at its arguments before it imports PySpark, and the tables need no Matplotlib.
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'tables')}"), name)
