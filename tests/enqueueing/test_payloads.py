@@ -293,7 +293,8 @@ class TestDeclared:
         class Open(Batch[P]):
             pass
 
-        for message, payload in ((Batched, [UPLOAD]), (ByNumber, UPLOAD), (Open, [{"a": 1}])):
+        cases: Any = {Batched: [UPLOAD], ByNumber: UPLOAD, Open: [{"a": 1}]}
+        for message, payload in cases.items():
             session.add(message("acme", payload))
             session.flush()
             [leased] = session.scalars(fq.dequeue(message_type=message))
