@@ -115,8 +115,7 @@ def translate_errors(engine: Engine | AsyncEngine) -> None:
             f"engine must be an Engine or an AsyncEngine, not {type(engine).__name__}:"
             " give the one that sessions are made of"
         )
-    if not event.contains(sync_engine, "handle_error", _translate):
-        event.listen(sync_engine, "handle_error", _translate)
+    event.listen(sync_engine, "handle_error", _translate)  # once, however often it is called
 
 
 def _translate(context: ExceptionContext) -> BaseException | None:

@@ -43,7 +43,8 @@ FAIRQUEUE_MANAGE    False: another application's migrations install it; unless s
 Limitations: with several binds, the queue is in the default one, and so is all that a worker's handlers write. Their
 session is made of the worker's engine: what listens to ``db.session`` doesn't hear of it; listen to
 ``sqlalchemy.orm.Session`` instead. A metadata is shared by all applications that use it;
-if these name different schemas, each of them installs all.
+if these name different schemas, each of them installs all. An engine that several applications share goes to the schema
+of the last one.
 """
 
 from __future__ import annotations

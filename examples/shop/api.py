@@ -5,7 +5,7 @@ uvicorn examples.shop.api:app --port 8000
 
 from typing import Annotated
 
-from fastapi import Body, Depends, FastAPI, HTTPException, Request
+from fastapi import Body, Depends, FastAPI, HTTPException, Path, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from sqlalchemy import select
@@ -46,7 +46,7 @@ async def upload(db: Db, tenant: str, text: Annotated[str, Body(embed=True)], na
 
 
 @app.get("/{tenant}/documents/{document_id}")
-async def show(db: Db, tenant: str, document_id: int) -> dict[str, int | str | None]:
+async def show(db: Db, tenant: str, document_id: Annotated[int, Path(le=2**31 - 1)]) -> dict[str, int | str | None]:
     """How far a document is: `words` is null until they are counted."""
     document = await db.get(Document, document_id)
     if document is None or document.tenant != tenant:
@@ -59,6 +59,12 @@ async def show(db: Db, tenant: str, document_id: int) -> dict[str, int | str | N
 async def look(db: Db) -> Status:
     """What stands in the queue: in all, and of the twenty tenants with the most."""
     return await status(db, limit=20)
+
+
+@app.exception_handler(fq.InvalidValue)
+async def refused(request: Request, error: Exception) -> JSONResponse:
+    """A tenant with a name that no channel has. Nothing was stored."""
+    return JSONResponse({"error": str(error)}, 422)
 
 
 @app.exception_handler(OperationalError)

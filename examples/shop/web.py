@@ -48,6 +48,12 @@ def documents(tenant: str) -> ResponseReturnValue:
     return jsonify([row._asdict() for row in db.session.execute(found.order_by(Document.id))])
 
 
+@app.errorhandler(fq.InvalidValue)
+def refused(error: fq.InvalidValue) -> ResponseReturnValue:
+    """A tenant with a name that no channel has. Nothing was stored."""
+    return {"error": str(error)}, 422
+
+
 @app.errorhandler(OperationalError)
 def database_is_away(error: OperationalError) -> ResponseReturnValue:
     """Nothing was stored; or, if it was the commit that was cut off, perhaps everything was: nobody can know."""

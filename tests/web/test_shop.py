@@ -276,6 +276,13 @@ def test_the_shop(own_server: embedded.Server, shop: Shop) -> None:
     with Session(engine) as session:
         wait_until(lambda: live(session) == 0, 60)
     check_books(engine, crowd.uploads)
+    for answer in (
+        httpx.post(f"{shop.web}/{'x' * 256}/documents", content="two words"),
+        httpx.post(f"{shop.api}/{'x' * 256}/documents", json={"text": "two words"}),
+        httpx.get(f"{shop.api}/tenant0/documents/{2**31}"),
+    ):
+        assert answer.status_code == 422, answer.text
+    check_books(engine, crowd.uploads)
     engine.dispose()
 
     processes = [int(match[1]) for line in shop.lines if (match := re.search(r": process (\d+)", line))]
@@ -286,7 +293,8 @@ def test_the_shop(own_server: embedded.Server, shop: Shop) -> None:
             os.kill(pid, 0)
 
 
-def test_a_terminal_that_is_closed(own_server: embedded.Server) -> None:
+@pytest.mark.parametrize(("last", "started"), [("web: process ", 1), ("Ctrl-C stops everything.", 2)])
+def test_a_terminal_that_is_closed(own_server: embedded.Server, last: str, started: int) -> None:
     """No process is left, though nothing can be printed any more."""
     with subprocess.Popen(
         [sys.executable, "-u", "-m", "examples.shop", "--workers", "0"],
@@ -303,12 +311,12 @@ def test_a_terminal_that_is_closed(own_server: embedded.Server) -> None:
             for line in process.stdout:
                 if match := re.search(r": process (\d+)", line):
                     parts.append(int(match[1]))
-                if line.startswith("Ctrl-C stops everything."):
+                if line.startswith(last):
                     break
             process.stdout.close()
             process.send_signal(signal.SIGHUP)
             process.wait(60)
-            assert len(parts) == 2
+            assert len(parts) == started
             for pid in parts:
                 with pytest.raises(ProcessLookupError):
                     os.kill(pid, 0)
