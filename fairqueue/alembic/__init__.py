@@ -27,7 +27,10 @@ From then on ``alembic revision --autogenerate`` writes what the queue needs, be
 
 ``alembic upgrade head``, ``alembic check``, ``alembic downgrade`` and ``--sql`` work as they always do, on
 psycopg and asyncpg. Your tables may have foreign keys to ``fairqueue.message``, with ``ondelete="SET NULL"`` or
-``"CASCADE"``: without either, a message that is referred to can't end.
+``"CASCADE"``: without either, a message that is referred to can't end. On a queue that is in use let such a key be a
+revision of its own, as its lock stops everybody who enqueues or dequeues; begin it with
+``op.execute("SET LOCAL lock_timeout = '2s'")``. Keep the queue's schema off the ``search_path`` of the role that
+autogenerates: PostgreSQL leaves out the names of schemas there, and Alembic would take the key for another one.
 
 **A new release of the library** never changes your database by itself. If it brings a new version of the
 tables and functions, ``alembic check`` reports ``('upgrade_fairqueue', 1, 2, 'fairqueue')`` and the next

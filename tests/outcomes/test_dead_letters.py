@@ -128,6 +128,29 @@ class TestKept:
             assert dead(session) == [other]
 
     @pytest.mark.shared_database(False)
+    @pytest.mark.parametrize("is_trigger", [False, True], ids=["key", "trigger"])
+    def test_one_whose_death_others_forbid_in_the_end(self, session: Session, is_trigger: bool) -> None:
+        """What refers to what refers to it, or a trigger there, both of them at the commit: the queue goes on."""
+        kept, other = put(session, "acme", max_attempts=1) + put(session, "globex", max_attempts=1)
+        on_delete = "bigint REFERENCES fairqueue.message ON DELETE CASCADE"
+        sql(session, f"CREATE TABLE public.document (id int PRIMARY KEY, message_id {on_delete})")
+        sql(session, "INSERT INTO public.document VALUES (1, :id)", id=kept)
+        if is_trigger:
+            body = "$$ BEGIN RAISE 'update or delete on table is forbidden'; END $$"
+            sql(session, f"CREATE FUNCTION public.forbid() RETURNS trigger LANGUAGE plpgsql AS {body}")
+            events = "AFTER DELETE ON public.document DEFERRABLE INITIALLY DEFERRED"
+            sql(session, f"CREATE CONSTRAINT TRIGGER forbidden {events} FOR EACH ROW EXECUTE FUNCTION public.forbid()")
+        else:
+            reference = "int REFERENCES public.document DEFERRABLE INITIALLY DEFERRED"
+            sql(session, f"CREATE TABLE public.page (document_id {reference})")
+            sql(session, "INSERT INTO public.page VALUES (1)")
+        expire(session, [message.id for message in lease_of(session, 2)])
+        (again,) = lease_of(session, 2)
+        assert again.id == kept
+        assert "no dead letter: update or delete on table" in str(again.error)
+        assert dead(session) == [other]
+
+    @pytest.mark.shared_database(False)
     def test_one_that_would_have_to_wait(self, session: Session, raw: Raw, database_url: str) -> None:
         """Somebody works on what refers to it: the dequeue doesn't wait for him for long, and others do die."""
         session.execute(text("SET statement_timeout = '20s'"))

@@ -31,6 +31,7 @@ from tests.acts import drain, put
 from tests.alembic.hosts import Host
 from tests.catalog import snapshot
 from tests.fixtures.connections import Raw
+from tests.fixtures.postgres import libpq
 from tests.observing import observer, value
 from tests.spark.loads import JOB, direct, keyed, stages
 
@@ -93,6 +94,22 @@ class TestRights:
             enter(place, mine, [part])
         assert abandon(place, mine) == 0
         assert stages(watching) == 1
+
+    def test_no_table_of_the_callers(
+        self, engine: Engine, database_url: str, watching: psycopg.Connection[Any], role: str
+    ) -> None:
+        """Where a staging table is gone without its row, as after a restore: its functions would run as the owner."""
+        with engine.begin() as connection:
+            roles.grant(connection, role, "pipeline")
+        watching.execute("INSERT INTO fairqueue.stage (name, run) VALUES ('stage_lost', %s)", [run := new_run()])
+        with psycopg.connect(libpq(database_url), autocommit=True) as caller:
+            caller.execute(f'SET ROLE "{role}"'.encode())
+            caller.execute("CREATE TEMPORARY TABLE stage_lost (queue text, key text)")
+            caller.execute("GRANT SELECT ON stage_lost TO PUBLIC")
+            with pytest.raises(psycopg.errors.UndefinedTable, match=r'relation "fairqueue\.stage_lost" does not exist'):
+                caller.execute("SELECT * FROM fairqueue.load_enter(%s, '{stage_lost}', '{0}')", [run])
+            assert clean(Place(url=database_url), hours=0) == 1
+            assert caller.execute("SELECT count(*) FROM stage_lost").fetchone() == (0,)
 
     @pytest.mark.parametrize("run", ["", "message", "x" * 32, "A" * 32, "0" * 31, "'; DROP TABLE message; --", None])
     def test_bad_runs(self, place: Place, run: Any) -> None:

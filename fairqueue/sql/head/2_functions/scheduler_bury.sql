@@ -9,21 +9,18 @@ SET search_path FROM CURRENT
 SET lock_timeout = '100ms'
 AS $$
 DECLARE
-    r record;
+    v_error CONSTANT text := 'the lease of the last attempt ran out';
 BEGIN
-    PERFORM message_finish(ids, 'dead', 'the lease of the last attempt ran out');
-    -- Deferred ones now, too: at the commit they would undo the whole dequeue, and each one after it.
-    FOR r IN
-        SELECT format('%I.%I', n.nspname, c.conname) AS name, c.condeferred
-        FROM pg_constraint c JOIN pg_namespace n ON n.oid = c.connamespace
-        WHERE c.contype = 'f' AND c.confrelid = 'message'::regclass
-            AND has_schema_privilege(n.oid, 'USAGE')
-    LOOP
-        EXECUTE format('SET CONSTRAINTS %s IMMEDIATE', r.name);
-        IF r.condeferred THEN
-            EXECUTE format('SET CONSTRAINTS %s DEFERRED', r.name);
-        END IF;
-    END LOOP;
+    -- Once to see it fail, and undone: what is deferred, also of tables to which a foreign key leads on, would undo the
+    -- whole dequeue at the commit, and each one after it.
+    BEGIN
+        PERFORM message_finish(ids, 'dead', v_error);
+        SET CONSTRAINTS ALL IMMEDIATE;
+        RAISE SQLSTATE 'FQ000';
+    EXCEPTION WHEN SQLSTATE 'FQ000' THEN
+        NULL;
+    END;
+    PERFORM message_finish(ids, 'dead', v_error);
     RETURN NULL;
 EXCEPTION WHEN others THEN
     RETURN SQLERRM;

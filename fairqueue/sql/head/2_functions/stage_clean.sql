@@ -31,7 +31,7 @@ BEGIN
         LIMIT 500 FOR UPDATE SKIP LOCKED
     LOOP
         BEGIN
-            EXECUTE format('DROP TABLE IF EXISTS %I', v_stage.name);
+            EXECUTE format('DROP TABLE IF EXISTS %I.%I', current_schema(), v_stage.name);
             DELETE FROM stage s WHERE s.name = v_stage.name;
             v_dropped := v_dropped + 1;
         EXCEPTION
