@@ -249,8 +249,8 @@ def install(connection: Connection, schema: str | None = None) -> None:
     """Install the current version into ``schema`` within the caller's transaction; nothing if it is there already.
 
     Raises :class:`SchemaVersionError` as :func:`verify` does when another version is there. Installs that run at the
-    same time are safe. Afterwards the connection's ``search_path`` is what it was; but one that the transaction has said
-    by SET LOCAL stays beyond its end.
+    same time are safe. Afterwards the connection's ``search_path`` is what it was; but one that the transaction has
+    said by SET LOCAL stays beyond its end.
     """
     schema = chosen(connection, schema)
     check_dialect(connection.dialect)
