@@ -455,7 +455,6 @@ class TestRoot:
             _programs._staged(tmp_path / "pginstall/bin")
         assert list(home.iterdir()) == []
 
-    @of_the_common_one
     def test_the_environment_stays_here(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """All that runs as that account could read it."""
         monkeypatch.setenv("DATABASE_URL", "postgresql://u:s3cret@h/d")
