@@ -20,7 +20,8 @@ from sqlalchemy.orm import Session
 
 import fairqueue as fq
 from fairqueue import embedded, schema
-from fairqueue.cli.base import Command, Failed
+from fairqueue.cli.base import Command
+from fairqueue.cli.failures import Failed
 
 NOISY, QUIET = 4_000, 20
 CUSTOMERS = 15

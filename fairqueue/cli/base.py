@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Sequence
-from typing import IO, Any, NoReturn
+from typing import Any, NoReturn
 
 import click
 from click.exceptions import Exit
 
-__all__ = ["EXIT_CODES", "INTERRUPTED", "Command", "Failed", "Group", "Invalid", "OwnersCommand"]
+from .failures import complain
+
+__all__ = ["EXIT_CODES", "INTERRUPTED", "Command", "Group", "OwnersCommand"]
 
 INTERRUPTED = 130
 
@@ -25,21 +27,6 @@ Exit codes:
 
 # click 8.2 and later
 _NoArguments: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
-
-
-class Failed(click.ClickException):
-    """The command could not do what it was asked to; the message says why and what to do, in one line."""
-
-    exit_code = 1
-
-    def show(self, file: IO[Any] | None = None) -> None:
-        _complain(self.message, file)
-
-
-class Invalid(Failed):
-    """A value on the command line, or in the environment, can't be."""
-
-    exit_code = 2
 
 
 class _Program(click.Command):
@@ -108,7 +95,7 @@ def _exit(error: click.Abort | click.ClickException) -> NoReturn:
     if isinstance(error, click.Abort):
         sys.exit(INTERRUPTED)
     if isinstance(error, click.UsageError) and not isinstance(error, _NoArguments):
-        _complain(_usage_line(error))
+        complain(_usage_line(error))
     else:
         error.show()
     sys.exit(error.exit_code)
@@ -123,9 +110,3 @@ def _usage_line(error: click.UsageError) -> str:
             message = f"{names.replace(chr(39), '')}: {error.message}"
     way_out = f"; see `{error.ctx.command_path} --help`" if error.ctx else ""
     return message.rstrip(".") + way_out
-
-
-def _complain(message: str, file: IO[Any] | None = None) -> None:
-    from .output import printable
-
-    click.echo(f"fairqueue: {printable(' '.join(message.split()))}", file=file, err=file is None)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from .base import Command, Failed
+from .base import Command
+from .failures import Failed
 
 __all__ = ["bench"]
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from .base import Failed, Group, Invalid
+from .base import Group
+from .failures import Failed, Invalid
 from .output import NOTHING, as_json, duration, echo, echo_json, make_console, make_table, moment, number, printable
 from .target import Target, now, pass_target
 from .types import Duration, Moment

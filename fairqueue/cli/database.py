@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from .base import Command, Failed, OwnersCommand
+from .base import Command, OwnersCommand
+from .failures import Failed
 from .output import as_json, echo, echo_json, number
 from .target import Target, pass_target
 

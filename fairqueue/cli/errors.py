@@ -7,7 +7,7 @@ from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, InterfaceError,
 
 from fairqueue.errors import FairqueueError, InvalidValue, sqlstate
 
-from .base import Failed, Invalid
+from .failures import Failed, Invalid
 from .target import Target
 
 __all__ = ["explained"]

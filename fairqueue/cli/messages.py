@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .base import Failed, Group
+from .base import Group
+from .failures import Failed
 from .output import as_json, duration, echo, echo_json, make_console, make_table, number, plain, printable
 from .target import Target, now, pass_target
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 import click
 
-from .base import Command, Failed
+from .base import Command
+from .failures import Failed
 from .output import as_json, duration, echo_json, make_console, make_table, moment, number, printable
 from .signals import exit_by, handled
 from .target import Target, pass_target

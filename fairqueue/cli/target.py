@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .base import Failed, Invalid
+from .failures import Failed, Invalid
 
 if TYPE_CHECKING:
     from datetime import datetime

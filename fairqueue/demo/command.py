@@ -9,7 +9,8 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
-from fairqueue.cli.base import EXIT_CODES, INTERRUPTED, Command, Failed
+from fairqueue.cli.base import EXIT_CODES, INTERRUPTED, Command
+from fairqueue.cli.failures import Failed
 from fairqueue.cli.signals import exit_by, handled
 from fairqueue.cli.types import OutputFile
 

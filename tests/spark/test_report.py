@@ -26,7 +26,7 @@ from tests.spark import report_reference as reference
 
 pytest.importorskip("pyspark")
 
-from fairqueue.cli.base import Failed
+from fairqueue.cli.failures import Failed
 from fairqueue.cli.output import make_console
 from fairqueue.cli.spark.report import _archived, _print, _writable
 from fairqueue.cli.spark.report import report as command

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fairqueue.cli.base import Failed
+from fairqueue.cli.failures import Failed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

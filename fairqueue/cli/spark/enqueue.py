@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from fairqueue.cli.base import Command, Invalid
+from fairqueue.cli.base import Command
+from fairqueue.cli.failures import Invalid
 from fairqueue.cli.target import Target, pass_target
 from fairqueue.spark.enqueueing import FORMATS
 from fairqueue.spark.enqueueing import enqueue as run

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fairqueue.cli.base import Command, Failed
+from fairqueue.cli.base import Command
+from fairqueue.cli.failures import Failed
 from fairqueue.cli.output import echo, make_console, make_table, number, printable
 from fairqueue.cli.target import Target, pass_target
 from fairqueue.cli.types import Moment
