@@ -23,10 +23,10 @@ _WIDE = 8
 #: What is said of each scenario, not of the machine.
 _PASSING = ("time", "revision", "load before", "durable commit")
 _WHOSE_GOALS = """\
-Goals are set for some of the cases: Dequeueing's and Draining's for 1,000 channels, that of Growth for two sizes, those
-over peers for each one's best batch. What the others come to is in the tables, and isn't always as good. No goal covers
-CPU, or channel-row, a seed that is fair too and faster where messages are taken one at a time. Dequeueing's are for a
-backlog that stands, with nobody enqueueing.
+Goals are set for some of the cases: in Dequeueing and Draining for 1,000 channels, in Growth for two sizes, in Peers
+for each peer's best batch. What the others come to is in the tables, and isn't always as good. No goal covers CPU, or
+channel-row, LonnyMQ's queue, which is fair too and faster where messages are taken one at a time. Dequeueing's goals
+are for a backlog that stands, with nobody enqueueing.
 """
 _INTRODUCTION = """\
 How fair and how fast fairqueue is, beside other queues in PostgreSQL. To measure it on your machine:
@@ -38,9 +38,9 @@ $ make bench-full    # the sizes that the goals name, with Spark: three and a ha
 
 Either writes this page, its pictures, and the figures of all repetitions (JSON) into `docs/benchmarks/`, or where
 `OUT=` says. What can be compared is a ratio: the median of at least five pairs, measured by turns in the same run.
-Figures without a ratio may be of fewer runs: one of the other systems in Fairness and of Spark's report, three of the
-places in Peers. Scenarios were measured at different times and revisions, and not all on the same machine, which the
-line at the end of each says: absolute figures of two of them are not for comparing. Server, consumers and producers
+Figures without a ratio may be of fewer runs: one for the other systems in Fairness and for Spark's report, three for
+the places in Peers. Scenarios were measured at different times and revisions, and not all on the same machine, as the
+line at the end of each says: don't compare absolute figures of two scenarios. Server, consumers and producers
 share the machine. synchronous_commit is on, but where a scenario says otherwise."""
 
 
@@ -87,15 +87,6 @@ def page(
     titles = {name: (inspect.getdoc(modules[name]) or name).partition("\n") for name in results}
     if goals := _goals(records, results, {name: title for name, (title, _, _) in titles.items()}):
         parts += ["## Goals", goals, _WHOSE_GOALS]
-    parts += ["## The machine", *_machines(results)]
-    for name, result in results.items():
-        title, _, text = titles[name]
-        parts += [f"## {title}", text.strip()]
-        parts += [f"![{title}]({picture})" for picture in result.get("pictures", [])]
-        parts.append("\n".join(f"* {note}" for note in result["notes"]))
-        for chosen in _alike(records[name]):
-            parts += _table(chosen)
-        parts.append(_how(name, result))
     taking_part = {record.system for found in records.values() for record in found}
     parts += [
         "## The systems",
@@ -105,6 +96,15 @@ def page(
             if name in taking_part
         ),
     ]
+    parts += ["## The machine", *_machines(results)]
+    for name, result in results.items():
+        title, _, text = titles[name]
+        parts += [f"## {title}", text.strip()]
+        parts += [f"![{title}]({picture})" for picture in result.get("pictures", [])]
+        parts.append("\n".join(f"* {note}" for note in result["notes"]))
+        for chosen in _alike(records[name]):
+            parts += _table(chosen)
+        parts.append(_how(name, result))
     return "\n\n".join(part for part in parts if part) + "\n"
 
 

@@ -211,8 +211,8 @@ def verify(connection: Connection, schema: str | None = None) -> None:
     """Raise :class:`SchemaVersionError` unless this library works with the version that ``schema`` holds.
 
     That is its own, or a later one that says so: between a migration and the deployment old programs are started, too.
-    Nor does it with one that was renamed or whose triggers are off. Call it once when a program starts. The message
-    says what to run, or which revision to write.
+    A schema that was renamed, or whose triggers are off, is refused as well. Call this once when a program starts. The
+    message says what to run, or which revision to write.
     """
     schema = chosen(connection, schema)
     found = installed_version(connection, schema)

@@ -1,13 +1,14 @@
 """Dequeueing
 
-Throughput of dequeue and complete, by batch, consumers and channels. Each figure is a ratio against the queue that
-isn't fair, side by side, with the same backlog at the beginning of each measurement, and vacuumed: that second is the
-limit's best one, as it walks over what it has served. What both come to until all is served is in Draining, how a queue
-wears in Growth and Old snapshot. Before the first one, each queue is drained for as long as one takes, in batches of
-100, as a long backlog is after a while: fairqueue plans ahead when some hundred messages have been served in a row.
-Nothing is enqueued meanwhile; what taking in news costs is in Cost of a message. The limit and fairqueue write a
-history row an outcome; the published ones write none, or keep the message. synchronous_commit "completions" means off
-for dequeues alone, as fq.Worker has it: a lost lease is only a redelivery.
+Throughput of dequeue and complete, by batch, consumers and channels. Each figure is a ratio against *limit*, a queue
+that isn't fair ([The systems](#the-systems)), measured side by side, with the same backlog at the beginning of each
+measurement, and vacuumed: limit is at its best then, as it slows down when it walks over what it has served. What both
+come to until all is served is in Draining, how a queue wears in Growth and Old snapshot. Before the first measurement
+each queue is drained for as long as one takes, in batches of 100, as a long backlog is after a while: fairqueue plans
+ahead when some hundred messages have been served in a row. Nothing is enqueued meanwhile; what taking in news costs is
+in Cost of a message. limit and fairqueue write a history row an outcome; the published queues write none, or keep the
+message. synchronous_commit "completions" means off for dequeues alone, as fq.Worker has it: a lost lease is only a
+redelivery.
 
 The goals are for 1,000 channels. Figures that have one stand near it, so in a full run each is the median of 15 pairs,
 others of 7. The queues that aren't ours, but for the limit, are shown beside it: they take one message a call
