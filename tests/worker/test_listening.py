@@ -62,8 +62,11 @@ def probes(monkeypatch: pytest.MonkeyPatch) -> Probes:
 class TestRaces:
     """What is committed at the worst moment. In threads, so that a statement can be held up without the worker."""
 
-    def test_before_it_has_asked(self, engine: Engine, session: Session, worker_of: WorkerOf) -> None:
+    def test_before_it_has_asked(
+        self, engine: Engine, session: Session, worker_of: WorkerOf, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Between the dequeue that found nothing and the request: nobody notifies, so it has to look once more."""
+        monkeypatch.setattr(listening, "PROBE_TIMEOUT", RARELY)  # a busy machine is no pooler
         app = worker_of("plain", lambda *_: None, poll=RARELY)
 
         def enqueue_first(_: Any, __: Any, statement: str, *___: Any) -> None:
