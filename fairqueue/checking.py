@@ -76,6 +76,7 @@ def check(session: Any, queue: str | None = None, *, repair: bool = False) -> An
         dequeueing. It waits for its turn to do so, of the first such queue: where there are several and they are live,
         better give one after the other as ``queue``.
     :returns: what was found, before the repair; an empty list when all is well.
+    :raises InvalidValue: naming the parameter.
     """
     name = None if queue is None else check_name("queue", queue)
     check_flag("repair", repair)

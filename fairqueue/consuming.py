@@ -48,7 +48,7 @@ is SERIALIZABLE, if others enqueue at the same time; try it again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, overload
@@ -203,13 +203,14 @@ def fail(
     )
 
 
-def defer(leases: Leases, *, delay: float | timedelta | None = 0, state: Any = None) -> Results:
+def defer(leases: Leases, *, delay: float | timedelta | None = None, state: Any = None) -> Results:
     """End leases whose work is to go on later; which is no failure, and uses up no attempt.
 
     Results: ``"deferred"``, ``"stale"``, ``"not_found"``.
 
     :param leases: as for :func:`complete`.
-    :param delay: seconds or a timedelta before the next attempt. None: at once, in its old place in the channel.
+    :param delay: seconds or a timedelta before the next attempt. None: none, but behind what is ready in the channel
+        by then. With 0 a message keeps its place.
     :param state: JSON that the next attempt finds in ``message.state``. None leaves what an earlier one saved.
     :raises InvalidValue: naming the parameter.
     """
@@ -234,15 +235,24 @@ def heartbeat(leases: Leases, *, lease: float | timedelta = 30) -> Results:
     return _results("message_heartbeat", *lease_arrays(leases), cast(check_seconds("lease", lease, 0.001), Double))
 
 
-def cancel(messages: Messages) -> Results:
-    """Take messages out of the queue for good, ready or leased.
+def cancel(messages: Messages, error: str | BaseException | None = None) -> Results:
+    """Take messages out of the queue for good.
 
-    Results: ``"cancelled"``, ``"not_found"``. Who works on one learns it at the next heartbeat or completion.
+    An id or a :class:`fairqueue.Message` means the message, ready or leased; who works on it learns that at the next
+    heartbeat or completion. A :class:`LeasedMessage` means its lease, as for :func:`complete`: what has become somebody
+    else's stays. Results: ``"cancelled"``, ``"not_found"``, of a lease ``"stale"``, too.
 
-    :param messages: one id, :class:`fairqueue.Message` or :class:`LeasedMessage`, or any number.
-    :raises InvalidValue: for what is none, and for a message that isn't flushed.
+    :param messages: one of these, or any number of one kind.
+    :param error: why; kept in history.
+    :raises InvalidValue: for what is none, for leases among others, and for a message that isn't flushed.
     """
-    return _results("message_cancel", cast(message_ids(messages), ARRAY(BigInteger)))
+    given = list(messages) if isinstance(messages, Iterable) else [messages]
+    leases = [each for each in given if isinstance(each, LeasedMessage)]
+    if leases and len(leases) < len(given):
+        raise InvalidValue(f"messages must be leases, of which {len(leases)} are, or none of them: cancel them apart")
+    ids, attempts = lease_arrays(leases) if leases else (cast(message_ids(given), ARRAY(BigInteger)), None)
+    text = None if error is None else error_text("error", error)
+    return _results("message_cancel", ids, cast(attempts, ARRAY(Integer)), cast(text, Text))
 
 
 @overload

@@ -36,8 +36,12 @@ from sqlalchemy import Engine, event
 from sqlalchemy.exc import DBAPIError, DontWrapMixin
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sqlalchemy.engine import ExceptionContext
     from sqlalchemy.ext.asyncio import AsyncEngine
+
+    from .waiting import Ending
 
 __all__ = [
     "ChannelFull",
@@ -64,7 +68,14 @@ class SchemaVersionError(FairqueueError):
 
 
 class WaitTimeout(FairqueueError, TimeoutError):
-    """:func:`fairqueue.wait_for` has waited as long as it was allowed to."""
+    """:func:`fairqueue.wait_for` has waited as long as it was allowed to.
+
+    :param endings: a :class:`fairqueue.waiting.Ending` for each message that has ended by then.
+    """
+
+    def __init__(self, message: str, endings: Sequence[Ending] = ()) -> None:
+        super().__init__(message)
+        self.endings = list(endings)
 
 
 class ChannelFull(FairqueueError):
@@ -108,7 +119,11 @@ def sqlstate(driver: BaseException | None) -> str:
 
 
 def translate_errors(engine: Engine | AsyncEngine) -> None:
-    """From now on raise :class:`ChannelFull` and :class:`DuplicateKey` for what sessions of this engine flush."""
+    """From now on raise :class:`ChannelFull` and :class:`DuplicateKey` for what sessions of this engine flush.
+
+    :param engine: an Engine or an AsyncEngine; again changes nothing.
+    :raises InvalidValue: for what is none.
+    """
     sync_engine = getattr(engine, "sync_engine", engine)
     if not isinstance(sync_engine, Engine):
         raise InvalidValue(

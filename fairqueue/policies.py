@@ -25,6 +25,7 @@ from sqlalchemy import BigInteger, Boolean, DateTime, Double, Integer, Text, cas
 
 from ._checks import check_end, check_name
 from ._functions import SchemaFunction
+from .errors import InvalidValue
 
 if TYPE_CHECKING:
     from sqlalchemy import Select
@@ -32,31 +33,33 @@ if TYPE_CHECKING:
 __all__ = ["pause", "resume"]
 
 
-def pause(*, queue: str = "default", channel: str | None = None, until: datetime | None = None) -> Select[None]:
-    """Serve nothing more of a channel, or, without one, of the whole queue.
+def pause(*, queue: str | None = None, channel: str | None = None, until: datetime | None = None) -> Select[None]:
+    """Serve nothing more of a channel, or of a whole queue: where that is meant, it has to be named.
 
-    :param queue: the queue, also that of the channel.
+    :param queue: the queue, also that of the channel; None: of the channel it is ``"default"``.
     :param channel: its name; None is no channel, and so the whole queue.
     :param until: when it goes on by itself, a datetime with a time zone; None: when it is resumed. A pause that is on
         gets this end.
-    :raises InvalidValue: naming the parameter.
+    :raises InvalidValue: naming the parameter, or if neither queue nor channel is given.
     """
     return _set_pause(queue, channel, True, None if until is None else check_end("until", until))
 
 
-def resume(*, queue: str = "default", channel: str | None = None) -> Select[None]:
-    """End the pause of a channel, or, without one, that of the queue. Channels that are paused themselves stay so.
+def resume(*, queue: str | None = None, channel: str | None = None) -> Select[None]:
+    """End the pause of a channel, or that of a queue. Channels that are paused themselves stay so.
 
-    :param queue: the queue, also that of the channel.
+    :param queue: the queue, also that of the channel; None: of the channel it is ``"default"``.
     :param channel: its name; None is no channel, and so the queue.
-    :raises InvalidValue: naming the parameter.
+    :raises InvalidValue: naming the parameter, or if neither queue nor channel is given.
     """
     return _set_pause(queue, channel, False, None)
 
 
-def _set_pause(queue: str, channel: str | None, paused: bool, until: datetime | None) -> Select[None]:
+def _set_pause(queue: str | None, channel: str | None, paused: bool, until: datetime | None) -> Select[None]:
+    if queue is None and channel is None:  # as where a name is missing, by which nobody means everybody
+        raise InvalidValue("one of queue and channel must be given: a queue by itself stands for all of its channels")
     pausing = (cast(paused, Boolean), cast(until, DateTime(timezone=True)))
-    name = cast(check_name("queue", queue), Text)
+    name = cast(check_name("queue", "default" if queue is None else queue), Text)
     if channel is None:
         return select(SchemaFunction("queue_set", name, cast(None, Integer), *pausing))
     # weight, max_concurrency, release_interval_ms, burst, max_size, overflow: as they are

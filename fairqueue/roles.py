@@ -95,17 +95,19 @@ _MAY_CREATE = text(
 )
 
 
-def grant(connection: Connection, role: str, kind: Kind, schema: str | None = None) -> None:
+def grant(connection: Connection, role: str, kind: Kind, *, schema: str | None = None) -> None:
     """Let ``role`` do what its kind does, from the end of the caller's transaction on; again changes nothing.
 
-    Raises :class:`FairqueueError` unless the caller is the owner of the queue, or a member of that role: PostgreSQL
-    answers a right that one has but may not give with no more than a warning. And where the role may create objects in
-    the schema, by which it could do everything.
-
+    :param role: its name; it has to exist.
+    :param kind: one of :data:`KINDS`.
     :param schema: that of the connection (:func:`fairqueue.in_schema`) unless given.
+    :raises InvalidValue: naming the parameter.
+    :raises FairqueueError: unless the caller is the owner of the queue, or a member of that role: PostgreSQL answers a
+        right that one has but may not give with no more than a warning. And where the role may create objects in the
+        schema, by which it could do everything.
     """
     schema = chosen(connection, schema)
-    statements = grant_sql(role, kind, schema)
+    statements = grant_sql(role, kind, schema=schema)
     owner = _owner(connection, schema)
     if owner and connection.scalar(_MAY_CREATE, {"role": role, "schema": schema, "owner": owner}):
         raise FairqueueError(
@@ -116,13 +118,16 @@ def grant(connection: Connection, role: str, kind: Kind, schema: str | None = No
         run(connection, statement)
 
 
-def revoke(connection: Connection, role: str, schema: str | None = None) -> None:
+def revoke(connection: Connection, role: str, *, schema: str | None = None) -> None:
     """Take all rights in the schema, of whatever kind, from ``role``.
 
-    Raises as :func:`grant` does, and :class:`InvalidValue` where it is the owner's: the functions run with its rights.
+    :param role: its name; it has to exist.
+    :param schema: that of the connection (:func:`fairqueue.in_schema`) unless given.
+    :raises InvalidValue: naming the parameter, and where the role is the owner: the functions run with its rights.
+    :raises FairqueueError: unless the caller is the owner of the queue, or a member of that role.
     """
     schema = chosen(connection, schema)
-    statements = revoke_sql(role, schema)
+    statements = revoke_sql(role, schema=schema)
     if role == _owner(connection, schema):
         raise InvalidValue(
             f"role {role!r} owns the queue in schema {schema!r}, whose functions run with its rights:"
@@ -132,8 +137,11 @@ def revoke(connection: Connection, role: str, schema: str | None = None) -> None
         run(connection, statement)
 
 
-def grant_sql(role: str, kind: Kind, schema: str = DEFAULT_SCHEMA) -> list[str]:
-    """The statements of :func:`grant`."""
+def grant_sql(role: str, kind: Kind, *, schema: str = DEFAULT_SCHEMA) -> list[str]:
+    """The statements of :func:`grant`, with its parameters.
+
+    :raises InvalidValue: naming the parameter.
+    """
     if kind not in KINDS:
         raise InvalidValue(f"kind must be {', '.join(KINDS[:-1])} or {KINDS[-1]}, not {kind!r}")
     check_schema_name(schema)
@@ -142,8 +150,11 @@ def grant_sql(role: str, kind: Kind, schema: str = DEFAULT_SCHEMA) -> list[str]:
     return [lock_sql(schema), close_sql(schema), *(f"GRANT {right.format(place)} TO {grantee}" for right in rights)]
 
 
-def revoke_sql(role: str, schema: str = DEFAULT_SCHEMA) -> list[str]:
-    """The statements of :func:`revoke`."""
+def revoke_sql(role: str, *, schema: str = DEFAULT_SCHEMA) -> list[str]:
+    """The statements of :func:`revoke`, with its parameters.
+
+    :raises InvalidValue: naming the parameter.
+    """
     check_schema_name(schema)
     place, grantee = quote(schema), _role(role)
     return [

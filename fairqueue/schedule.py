@@ -57,7 +57,10 @@ def dequeue_at(
     :param dequeue_at: Unix time in milliseconds as it is stored.
     :raises InvalidValue: if more than one is given, or one can't be.
     """
-    options = {"delay": delay, "at": at, "priority": priority, "dequeue_at": dequeue_at}
+    if priority is not None and (not is_whole(priority) or not 0 <= priority < 2**62):
+        raise InvalidValue(f"priority must be a whole number of 0 or more, not {priority!r}")
+    # A priority of 0 is none: it may stand beside a time.
+    options = {"delay": delay, "at": at, "priority": priority or None, "dequeue_at": dequeue_at}
     given = [name for name, value in options.items() if value is not None]
     if len(given) > 1:
         raise InvalidValue(
@@ -68,10 +71,8 @@ def dequeue_at(
         return Delay(check_seconds("delay", delay))
     if at is not None:
         return (check_moment("at", at) - EPOCH) // _MILLISECOND  # a float may be a millisecond early
-    if priority is not None:
-        if not is_whole(priority) or not 0 <= priority < 2**62:
-            raise InvalidValue(f"priority must be a whole number of 0 or more, not {priority!r}")
-        return -priority or None
+    if priority:
+        return -priority
     if dequeue_at is not None and (not is_whole(dequeue_at) or not -(2**62) < dequeue_at < 2**62):
         raise InvalidValue(f"dequeue_at must be Unix time in whole milliseconds, not {dequeue_at!r}")
     return dequeue_at

@@ -24,43 +24,44 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from importlib.resources import files
 from typing import Any
 
 from sqlalchemy import Connection, CursorResult, Dialect, text
-from sqlalchemy.dialects.postgresql import dialect as postgresql_dialect
 
 from ._checks import UNSTORABLE
+from ._scripts import head, literal, quote, split, step
 from .errors import InvalidValue, SchemaVersionError
 
 __all__ = [
     "DEFAULT_SCHEMA",
     "HEAD",
+    "VERSION_FUNCTION",
+    "check_apart",
     "check_dialect",
+    "check_schema_name",
     "chosen",
+    "close_sql",
     "downgrade_sql",
+    "holds",
     "install",
     "install_sql",
     "installed_version",
+    "literal",
     "lock_sql",
+    "mismatch",
     "quote",
+    "run",
     "schema_of",
     "uninstall",
     "upgrade_sql",
     "verify",
+    "works_with",
 ]
 
 #: The version that this library works with: the number of the last step.
 HEAD = 1
 
 DEFAULT_SCHEMA = "fairqueue"
-
-_SQL = files("fairqueue") / "sql"
-_STEPS = {1: "0001_initial"}
-
-# What a semicolon may hide in: comments, strings, quoted names and dollar-quoted bodies.
-_TOKEN = re.compile(r"--[^\n]*|/\*.*?\*/|'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|(\$\w*\$).*?\1|;", re.DOTALL)
-
 
 _CHECK_SERVER = """\
 DO $$ BEGIN
@@ -69,7 +70,6 @@ DO $$ BEGIN
             MESSAGE = 'fairqueue needs PostgreSQL 14 or later, this server is ' || current_setting('server_version');
     END IF;
 END $$"""
-
 
 #: The function that says which version there is, in the catalog; as p, in :schema.
 VERSION_FUNCTION = (
@@ -117,31 +117,38 @@ _SILENT = text("""
 _MIGRATE = "run the application's migrations (alembic upgrade head), or write a revision with"
 
 
-def quote(name: str) -> str:
-    """``name`` as an SQL identifier, quoted where it has to be."""
-    # In this paramstyle the quoting leaves a percent sign as it is.
-    dialect: Any = postgresql_dialect
-    quoted: str = dialect(paramstyle="named").identifier_preparer.quote(name)
-    return quoted
-
-
 def install_sql(schema: str = DEFAULT_SCHEMA) -> list[str]:
-    """The statements that install the current version into ``schema``, creating it where there is none."""
-    return [*_create_schema(schema), *_within(schema, _head())]
+    """The statements that install the current version into ``schema``, creating it where there is none.
+
+    :raises InvalidValue: if the name of the schema can't be one.
+    """
+    return [*_create_schema(schema), *_within(schema, head())]
 
 
 def upgrade_sql(schema: str, start: int, end: int) -> list[str]:
-    """The statements of the frozen steps from version ``start`` (0: nothing installed) to ``end``."""
+    """The statements of the frozen steps that lead from one version to a later one.
+
+    :param start: the version that is installed; 0: none.
+    :param end: the version that is wanted, at most :data:`HEAD`.
+    :raises SchemaVersionError: for versions that this library doesn't know.
+    :raises InvalidValue: if the name of the schema can't be one.
+    """
     _check_versions(start, end)
-    scripts = [_step(version, "up") for version in range(start + 1, end + 1)]
+    scripts = [step(version, "up") for version in range(start + 1, end + 1)]
     first = [lock_sql(schema), _as_owner(schema)] if start else _create_schema(schema)
     return [*first, *_within(schema, scripts)]
 
 
 def downgrade_sql(schema: str, start: int, end: int) -> list[str]:
-    """The statements of the frozen steps from version ``start`` back to ``end`` (0: as it was before)."""
+    """The statements of the frozen steps that lead from one version back to an earlier one.
+
+    :param start: the version that is installed, at most :data:`HEAD`.
+    :param end: the version that is wanted; 0: as it was before there was one.
+    :raises SchemaVersionError: for versions that this library doesn't know.
+    :raises InvalidValue: if the name of the schema can't be one.
+    """
     _check_versions(end, start)
-    scripts = [_step(version, "down") for version in range(start, end, -1)]
+    scripts = [step(version, "down") for version in range(start, end, -1)]
     last = [] if end else [_drop_schema(schema)]
     return [lock_sql(schema), *([_as_owner(schema)] if end else []), *_within(schema, scripts), *last]
 
@@ -152,7 +159,7 @@ def lock_sql(schema: str) -> str:
     The statements of the functions above begin with it; taken by itself, it lets a program look at what is installed
     before it decides.
     """
-    return f"SELECT pg_advisory_xact_lock(hashtextextended({_literal('fairqueue:' + schema)}, 0))"
+    return f"SELECT pg_advisory_xact_lock(hashtextextended({literal('fairqueue:' + schema)}, 0))"
 
 
 def schema_of(options: Mapping[str, Any]) -> str:
@@ -164,7 +171,7 @@ def schema_of(options: Mapping[str, Any]) -> str:
 def chosen(connection: Connection, schema: str | None) -> str:
     """The schema that is given, or else the one that statements of this connection go to.
 
-    Raises :class:`InvalidValue` for what is no connection: an engine, say.
+    :raises InvalidValue: for what is no connection: an engine, say.
     """
     if not isinstance(connection, Connection):
         raise InvalidValue(
@@ -175,7 +182,11 @@ def chosen(connection: Connection, schema: str | None) -> str:
 
 
 def installed_version(connection: Connection, schema: str | None = None) -> int:
-    """The version installed in ``schema``; 0 where there is none. Reads the catalog, takes no lock on our tables."""
+    """The version that is installed; 0 where there is none. Reads the catalog, takes no lock on our tables.
+
+    :param schema: that of the connection (:func:`fairqueue.in_schema`) unless given.
+    :raises InvalidValue: for what is no connection.
+    """
     schema = chosen(connection, schema)
     name = f"{quote(schema)}.schema_version()"
     if not connection.scalar(_IS_INSTALLED, {"schema": schema, "name": name}):
@@ -186,7 +197,7 @@ def installed_version(connection: Connection, schema: str | None = None) -> int:
 def works_with(connection: Connection, schema: str, found: int) -> bool:
     """Whether this library does with the installed version: its own, or a later one that still serves it.
 
-    Raises :class:`SchemaVersionError` where it would with neither, as the schema was renamed or triggers are off.
+    :raises SchemaVersionError: where it would with neither, as the schema was renamed or triggers are off.
     """
     path = connection.scalar(_OTHER_PATH, {"schema": schema, "quoted": quote(schema)})
     if path is not None:
@@ -208,11 +219,15 @@ def works_with(connection: Connection, schema: str, found: int) -> bool:
 
 
 def verify(connection: Connection, schema: str | None = None) -> None:
-    """Raise :class:`SchemaVersionError` unless this library works with the version that ``schema`` holds.
+    """Make sure that this library works with the version that is installed. Call it once when a program starts.
 
-    That is its own, or a later one that says so: between a migration and the deployment old programs are started, too.
-    A schema that was renamed, or whose triggers are off, is refused as well. Call this once when a program starts. The
-    message says what to run, or which revision to write.
+    That is its own version, or a later one that says so: between a migration and the deployment old programs are
+    started, too.
+
+    :param schema: that of the connection (:func:`fairqueue.in_schema`) unless given.
+    :raises SchemaVersionError: for any other version, for a schema that was renamed and one whose triggers are off. The
+        message says what to run, or which revision to write.
+    :raises InvalidValue: for what is no connection.
     """
     schema = chosen(connection, schema)
     found = installed_version(connection, schema)
@@ -246,11 +261,15 @@ def holds(schema: str, found: int, who: str = "library") -> str:
 
 
 def install(connection: Connection, schema: str | None = None) -> None:
-    """Install the current version into ``schema`` within the caller's transaction; nothing if it is there already.
+    """Install the current version within the caller's transaction; nothing if it is there already.
 
-    Raises :class:`SchemaVersionError` as :func:`verify` does when another version is there. Installs that run at the
-    same time are safe. Afterwards the connection's ``search_path`` is what it was; but one that the transaction has
-    said by SET LOCAL stays beyond its end.
+    Installs that run at the same time are safe. Afterwards the connection's ``search_path`` is what it was; but one
+    that the transaction has said by SET LOCAL stays beyond its end.
+
+    :param schema: that of the connection (:func:`fairqueue.in_schema`) unless given; it is created where there is none.
+    :raises SchemaVersionError: as :func:`verify`, when another version is there.
+    :raises InvalidValue: for what is no connection, or one to another database than PostgreSQL, and if the name of the
+        schema can't be one.
     """
     schema = chosen(connection, schema)
     check_dialect(connection.dialect)
@@ -262,7 +281,12 @@ def install(connection: Connection, schema: str | None = None) -> None:
 
 
 def uninstall(connection: Connection, schema: str | None = None) -> None:
-    """Remove whatever version is installed in ``schema``, with its messages; nothing if there is none."""
+    """Remove whatever version is installed, with its messages, within the caller's transaction.
+
+    :param schema: that of the connection (:func:`fairqueue.in_schema`) unless given.
+    :raises SchemaVersionError: for a version that this library doesn't know.
+    :raises InvalidValue: as :func:`install`.
+    """
     schema = chosen(connection, schema)
     check_dialect(connection.dialect)
     run(connection, lock_sql(schema))
@@ -299,24 +323,13 @@ def close_sql(schema: str) -> str:
 
     Functions are everybody's unless somebody says otherwise, and the queue's run with the rights of their owner.
     """
-    names = re.findall(r"^REVOKE EXECUTE ON FUNCTION (\w+) FROM PUBLIC;", "\n".join(_head()), re.MULTILINE)
+    names = re.findall(r"^REVOKE EXECUTE ON FUNCTION (\w+) FROM PUBLIC;", "\n".join(head()), re.MULTILINE)
     return (
         "DO $fq$ DECLARE f regprocedure; BEGIN FOR f IN SELECT p.oid FROM pg_catalog.pg_proc p"
         f" WHERE p.pronamespace = {_oid(schema)} AND p.proname = ANY ('{{{','.join(names)}}}')"
         " AND has_function_privilege('public', p.oid, 'EXECUTE')"
         " LOOP EXECUTE format('REVOKE EXECUTE ON FUNCTION %s FROM PUBLIC', f); END LOOP; END $fq$"
     )
-
-
-def _head() -> list[str]:
-    folders = sorted((_SQL / "head").iterdir(), key=lambda folder: folder.name)
-    return [
-        file.read_text("utf-8") for folder in folders for file in sorted(folder.iterdir(), key=lambda file: file.name)
-    ]
-
-
-def _step(version: int, direction: str) -> str:
-    return (_SQL / "steps" / f"{_STEPS[version]}.{direction}.sql").read_text("utf-8")
 
 
 def _check_versions(low: int, high: int) -> None:
@@ -329,21 +342,12 @@ def _check_versions(low: int, high: int) -> None:
 
 def _within(schema: str, scripts: list[str]) -> Iterator[str]:
     """Run scripts with the search_path set to ``schema``, and the caller's put back afterwards."""
-    path = _literal(f"{quote(schema)}, pg_temp")
+    path = literal(f"{quote(schema)}, pg_temp")
     yield "SELECT set_config('fairqueue.search_path', current_setting('search_path'), false)"
     yield f"SELECT set_config('search_path', {path}, false)"
     for script in scripts:
-        yield from _split(script)
+        yield from split(script)
     yield "SELECT set_config('search_path', current_setting('fairqueue.search_path'), false)"
-
-
-def _split(script: str) -> Iterator[str]:
-    """The statements of a script, each with the comments before it; asyncpg takes only one at a time."""
-    start = 0
-    for token in _TOKEN.finditer(script):
-        if token.group() == ";":
-            yield script[start : token.start()].strip()
-            start = token.end()
 
 
 def _create_schema(schema: str) -> list[str]:
@@ -354,7 +358,7 @@ def _create_schema(schema: str) -> list[str]:
         f"DO $fq$ BEGIN IF {_oid(schema)} IS NULL THEN CREATE SCHEMA {quote(schema)};"
         f" COMMENT ON SCHEMA {quote(schema)} IS 'fairqueue';"
         f" ELSIF has_schema_privilege('public', {_oid(schema)}, 'CREATE') THEN RAISE insufficient_privilege USING"
-        f" MESSAGE = {_literal(f'everybody may create objects in schema {quote(schema)}, which the queue would run')},"
+        f" MESSAGE = {literal(f'everybody may create objects in schema {quote(schema)}, which the queue would run')},"
         " HINT = 'Choose a schema of its own for the queue, or revoke CREATE on this one from PUBLIC.';"
         " END IF; END $fq$"
     )
@@ -367,7 +371,7 @@ def _as_owner(schema: str) -> str:
         f"DO $fq$ DECLARE owner CONSTANT name := (SELECT pg_get_userbyid(p.proowner) FROM pg_catalog.pg_proc p"
         f" WHERE p.pronamespace = {_oid(schema)} AND p.proname = 'schema_version' AND p.pronargs = 0);"
         " BEGIN IF owner <> current_user THEN RAISE insufficient_privilege USING"
-        f" MESSAGE = format('the queue in schema %s belongs to role %I, not to %I', {_literal(quote(schema))}, owner,"
+        f" MESSAGE = format('the queue in schema %s belongs to role %I, not to %I', {literal(quote(schema))}, owner,"
         " current_user), HINT = format('Migrate as that role, or SET ROLE %I before.', owner); END IF; END $fq$"
     )
 
@@ -381,11 +385,7 @@ def _drop_schema(schema: str) -> str:
 
 
 def _oid(schema: str) -> str:
-    return f"to_regnamespace({_literal(quote(schema))})"
-
-
-def _literal(value: str) -> str:
-    return "'" + value.replace("'", "''") + "'"
+    return f"to_regnamespace({literal(quote(schema))})"
 
 
 def check_schema_name(schema: object) -> None:

@@ -40,7 +40,7 @@ from sqlalchemy import ARRAY, BigInteger, DateTime, Engine, Integer, Text, cast,
 from ._checks import check_seconds
 from ._functions import SchemaFunction
 from .errors import InvalidValue, WaitTimeout
-from .leases import Messages, OneMessage, message_ids
+from .leases import Messages, OneMessage, Outcome, message_ids
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -58,8 +58,8 @@ class Ending:
     """How a message ended, from its last row in history."""
 
     id: int
-    #: ``"completed"``, ``"dead"``, ``"cancelled"`` or ``"dropped"``; None where no history is kept.
-    outcome: str | None
+    #: Completed, dead, cancelled or dropped; None where no history is kept.
+    outcome: Outcome | None
     attempt: int | None = None
     #: What the last failure said.
     error: str | None = None
@@ -70,6 +70,9 @@ def ending(messages: Messages) -> Endings:
     """The statement behind :func:`wait_for`: rows ``(id, outcome, attempt, error, finished_at)``.
 
     One for each message that is neither ready nor leased any more, in the order given.
+
+    :param messages: as for :func:`wait_for`.
+    :raises InvalidValue: for what is none, and for a message that isn't flushed.
     """
     row = SchemaFunction("message_ending", cast(message_ids(messages), ARRAY(BigInteger))).table_valued(
         column("id", BigInteger),
@@ -103,7 +106,9 @@ def wait_for(engine: Engine | AsyncEngine, messages: Messages, *, timeout: float
     :param messages: one id, :class:`fairqueue.Message` or :class:`LeasedMessage`, or any number of these.
     :param timeout: for how many seconds (or a timedelta) at most; 0 looks once, None waits for ever.
     :returns: an :class:`Ending`; for several messages a list, in the order given.
-    :raises WaitTimeout: when some of them haven't ended in time. It is a TimeoutError, too.
+    :raises WaitTimeout: when some of them haven't ended in time; its ``endings`` are those of the others. It is a
+        TimeoutError, too.
+    :raises InvalidValue: naming the parameter, and for a message that isn't flushed.
     """
     watch = _Watch(message_ids(messages), None if timeout is None else check_seconds("timeout", timeout))
     several = isinstance(messages, Iterable)
@@ -159,7 +164,8 @@ class _Watch:
 
     def take(self, rows: Iterable[Any]) -> list[int]:
         """Note what has ended; returns what has not."""
-        self._ended.update((row.id, Ending(*row)) for row in rows)
+        for id_, outcome, *rest in rows:
+            self._ended[id_] = Ending(id_, None if outcome is None else Outcome(outcome), *rest)
         self.pending = [id_ for id_ in self.pending if id_ not in self._ended]
         return self.pending
 
@@ -173,9 +179,11 @@ class _Watch:
         if left <= 0:
             some = ", ".join(map(str, self.pending[:10])) + (", ..." if len(self.pending) > 10 else "")
             raise WaitTimeout(
-                f"{len(self.pending)} of {len(self._ids)} messages had not ended after {self._timeout:g} s: {some}"
+                f"{len(self.pending)} of {len(self._ids)} messages had not ended after {self._timeout:g} s: {some}",
+                self.endings(),
             )
         return min(seconds, left)
 
     def endings(self) -> list[Ending]:
-        return [self._ended[id_] for id_ in self._ids]
+        """Those that there are, in the order in which they were asked for."""
+        return [self._ended[id_] for id_ in self._ids if id_ in self._ended]

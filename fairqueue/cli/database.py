@@ -135,9 +135,10 @@ def grant(target: Target, role: str, kind: str | None, revoke: bool) -> None:
     with target.session() as session:
         connection = session.connection()
         if kind is None:
-            roles.revoke(connection, role, target.schema)
+            roles.revoke(connection, role, schema=target.schema)
         else:
-            roles.grant(connection, role, cast("roles.Kind", kind), target.schema)  # which says what kinds there are
+            kind = cast("roles.Kind", kind)  # grant() says what kinds there are
+            roles.grant(connection, role, kind, schema=target.schema)
         session.commit()
     echo(
         f"Role {role} has no rights in schema {target.schema} any more."

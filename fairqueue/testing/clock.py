@@ -42,7 +42,7 @@ from sqlalchemy.exc import OperationalError
 from fairqueue._checks import TEN_YEARS, check_moment, check_seconds
 from fairqueue.errors import InvalidValue
 from fairqueue.schedule import EPOCH
-from fairqueue.schema import _literal, quote, run, schema_of, verify
+from fairqueue.schema import literal, quote, run, schema_of, verify
 
 from ._databases import COMMENT
 
@@ -93,7 +93,7 @@ class Clock:
         with self._engine.begin() as connection:
             if self._is_replaced(connection):  # and the queue hasn't been removed since
                 self._reset(connection)  # for a transaction that is open and keeps to the function that it knows
-                regclass = _literal(self._sequence)
+                regclass = literal(self._sequence)
                 original = run(connection, f"SELECT obj_description({regclass}::regclass, 'pg_class')").scalar_one()
                 run(connection, original)
         # Such a transaction keeps the sequence from being dropped. Then it stays, and does no harm.
@@ -126,7 +126,7 @@ class Clock:
 
     def _reset(self, connection: Connection) -> None:
         """Real time; not taken back where the transaction fails."""
-        run(connection, f"SELECT setval({_literal(self._sequence)}::regclass, 0, false)")
+        run(connection, f"SELECT setval({literal(self._sequence)}::regclass, 0, false)")
 
     def _check_database(self, connection: Connection) -> None:
         query = "SELECT shobj_description(d.oid, 'pg_database') FROM pg_database d WHERE d.datname = current_database()"
@@ -141,7 +141,7 @@ class Clock:
             raise InvalidValue(f"test_database is {self._test_database!r}, but the engine is connected to {name!r}")
 
     def _definition(self, connection: Connection) -> str | None:
-        query = f"SELECT pg_get_functiondef(to_regprocedure({_literal(self._function)}))"
+        query = f"SELECT pg_get_functiondef(to_regprocedure({literal(self._function)}))"
         definition: str | None = run(connection, query).scalar_one()
         return definition
 
@@ -153,7 +153,7 @@ class Clock:
         assert original is not None
         run(connection, f"CREATE SEQUENCE IF NOT EXISTS {self._sequence} AS bigint MINVALUE {-(2**63)} START 0")
         # Kept in the database, for whoever comes after a run that was killed.
-        run(connection, f"COMMENT ON SEQUENCE {self._sequence} IS {_literal(original)}")
+        run(connection, f"COMMENT ON SEQUENCE {self._sequence} IS {literal(original)}")
         # Column defaults call the function with the rights of whoever inserts.
         run(connection, f"GRANT SELECT ON SEQUENCE {self._sequence} TO PUBLIC")
         run(connection, _REPLACEMENT.format(function=self._function, sequence=self._sequence))

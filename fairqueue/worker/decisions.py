@@ -20,13 +20,12 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Text, cast
 from sqlalchemy.orm import Session
 
 from fairqueue._checks import check_seconds
 from fairqueue._sessions import BIND
-from fairqueue.consuming import _results, complete, defer, error_text, fail
-from fairqueue.leases import LeasedMessage, Outcome, lease_arrays
+from fairqueue.consuming import cancel, complete, defer, error_text, fail
+from fairqueue.leases import LeasedMessage, Outcome
 from fairqueue.payloads import json_text
 
 if TYPE_CHECKING:
@@ -118,22 +117,21 @@ class Cancel(_Reasoned):
     verdict = "is cancelled"
 
     def statement(self, leases: list[Message]) -> Results:
-        # With the attempts, unlike fairqueue.cancel(): only what is still ours.
-        return _results("message_cancel", *lease_arrays(leases), cast(self.reason or None, Text))
+        return cancel(leases, self.reason or None)
 
 
 class Defer(Decision):
     """The work is to go on later; no failure, and no attempt used up.
 
-    :param delay: seconds or a timedelta; None: at once, in the place that the message had in its channel, but after
-        what the worker has leased meanwhile.
+    :param delay: seconds or a timedelta; None: none, but behind what is ready in its channel by then. With 0 it keeps
+        the place that it had there, but comes after what the worker has leased meanwhile.
     :param state: JSON that the next attempt finds in ``message.state``; None leaves what is there.
     """
 
     outcomes = (Outcome.DEFERRED,)
     verdict = "goes on later"
 
-    def __init__(self, *, delay: float | timedelta | None = 0, state: Any = None) -> None:
+    def __init__(self, *, delay: float | timedelta | None = None, state: Any = None) -> None:
         super().__init__()
         self.delay = None if delay is None else check_seconds("delay", delay, 0)
         if state is not None:

@@ -54,7 +54,7 @@ __all__ = ["Run"]
 log = logging.getLogger("fairqueue.worker")
 
 #: What becomes of a message that we leave to others: no attempt is used up, and it keeps its place.
-_HAND_BACK = Defer(delay=None)
+_HAND_BACK = Defer(delay=0)
 _HAND_BACK.verdict = "is left to others"
 #: What a heartbeat says of a lease that is over.
 _OVER = (Outcome.STALE, Outcome.NOT_FOUND)

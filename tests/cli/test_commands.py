@@ -88,7 +88,7 @@ def test_status(run: Run, session: Session) -> None:
 def test_status_of_limits_and_of_a_queue_that_is_paused(run: Run, session: Session) -> None:
     acts.put_all(session, {"a": 1, "b": 1})
     session.add_all([fq.Channel("a", release_interval_ms=1500), fq.Channel("b", max_size=9)])
-    session.execute(fq.pause())
+    session.execute(fq.pause(queue="default"))
     session.commit()
     title, _, _, a, b = run("status").stdout.splitlines()
     assert title.split() == ["queue", "default", "paused"]

@@ -6,6 +6,7 @@ test_batching.py, what they refuse in test_bad_input.py.
 
 import asyncio
 import secrets
+import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
@@ -130,6 +131,14 @@ class TestWhen:
         for number, priority in enumerate([0, 3, None, 7, 3]):
             enqueue(session, channel="acme", payload=number, priority=priority)
         assert payloads(session) == [3, 1, 4, 0, 2]
+
+    def test_a_priority_of_0_is_none(self, session: Session, enqueue: Enqueue) -> None:
+        """So it may be said of what is for later."""
+        enqueue(session, channel="acme", dequeue_at=7, priority=0)
+        enqueue(session, channel="acme", delay=60, priority=0)
+        session.flush()
+        first, second = session.scalars(select(fq.Message.dequeue_at).order_by(fq.Message.dequeue_at))
+        assert (first, second > time.time() * 1000) == (7, True)
 
     def test_priority_does_not_jump_other_channels(self, session: Session, enqueue: Enqueue) -> None:
         for number in range(2):

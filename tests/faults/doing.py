@@ -160,7 +160,7 @@ def handle(life: Life, message: Message) -> None:
         case "fail":
             end(life, [message], fq.fail(message, "no luck", delay=delay, retry=life.chance(0.8)), {"failed", "dead"})
         case "defer":
-            end(life, [message], fq.defer(message, delay=delay or 0, state={"at": "once more"}), {"deferred"})
+            end(life, [message], fq.defer(message, delay=delay, state={"at": "once more"}), {"deferred"})
         case "heartbeat":
             end(life, [message], fq.heartbeat(message, lease=LEASE * 1.5), {"extended", "busy"})
             life.pause()

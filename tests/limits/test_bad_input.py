@@ -85,7 +85,7 @@ class TestPolicies:
     @pytest.mark.parametrize("until", MOMENT[1], ids=map(str, MOMENT[1]))
     def test_until(self, until: Any) -> None:
         with pytest.raises(fq.InvalidValue, match=r"^until must be a datetime with a time zone, not"):
-            fq.pause(until=until)
+            fq.pause(queue="default", until=until)
 
     @pytest.mark.parametrize("end", [datetime.max, datetime(9999, 1, 1), datetime.min], ids=str)  # noqa: DTZ001, DTZ901
     def test_an_end_that_could_not_be_read_back(self, end: datetime) -> None:
@@ -98,17 +98,17 @@ class TestPolicies:
             with pytest.raises(fq.InvalidValue, match=f"^resume_at {said}"):
                 model("acme").resume_at = end
         with pytest.raises(fq.InvalidValue, match=f"^until {said}"):
-            fq.pause(until=end)
+            fq.pause(queue="default", until=end)
 
     @pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
     def test_names_to_pause(self, name: Any) -> None:
         statements: list[Callable[..., object]] = [fq.pause, fq.resume]
         for statement in statements:
-            with pytest.raises(fq.InvalidValue, match=r"^queue (must|holds)"):
-                statement(queue=name)
-            if name is not None:  # which is the whole queue
-                with pytest.raises(fq.InvalidValue, match=r"^channel (must|holds)"):
-                    statement(channel=name)
+            for field in ("queue", "channel"):
+                # A name that is missing must not stop everybody.
+                said = "one of queue and channel must be given: " if name is None else f"{field} (must|holds)"
+                with pytest.raises(fq.InvalidValue, match=f"^{said}"):
+                    statement(**{field: name})
 
     @pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
     def test_names(self, name: Any) -> None:

@@ -208,26 +208,26 @@ class TestPause:
         assert sorted(take(session, 9)) == ["acme"] * 4 + ["globex"] * 2
 
     def test_a_queue(self, session: Session) -> None:
-        self.do(session, fq.pause())
+        self.do(session, fq.pause(queue="default"))
         assert take(session, 9) == []
         assert take(session, queue="other") == ["initech"]
-        self.do(session, fq.resume(), fq.pause(queue="other"))
+        self.do(session, fq.resume(queue="default"), fq.pause(queue="other"))
         assert len(take(session, 9)) == 8
 
     def test_each_by_itself(self, session: Session) -> None:
         """The queue goes on; a channel that was paused by itself stays so."""
-        self.do(session, fq.pause(), fq.pause(channel="acme"))
-        self.do(session, fq.resume())
+        self.do(session, fq.pause(queue="default"), fq.pause(channel="acme"))
+        self.do(session, fq.resume(queue="default"))
         assert take(session, 9) == ["globex"] * 4
 
     @pytest.mark.parametrize("channel", ["acme", None])
     def test_until(self, session: Session, channel: str | None) -> None:
         served = ["globex"] if channel else []
-        self.do(session, fq.pause(channel=channel, until=EARLIER))
+        self.do(session, fq.pause(queue="default", channel=channel, until=EARLIER))
         assert "acme" in take(session, 2)
-        self.do(session, fq.pause(channel=channel, until=LATER))
+        self.do(session, fq.pause(queue="default", channel=channel, until=LATER))
         assert take(session) == served
-        self.do(session, fq.pause(channel=channel, until=EARLIER))
+        self.do(session, fq.pause(queue="default", channel=channel, until=EARLIER))
         assert "acme" in take(session, 2)
 
     def test_the_last_until_is_read_back_in_each_time_zone(self, session: Session) -> None:
@@ -256,10 +256,10 @@ class TestPause:
 
     async def test_async(self, async_engine: AsyncEngine) -> None:
         async with AsyncSession(async_engine) as session:
-            await session.execute(fq.pause(until=datetime.now(UTC) + timedelta(hours=1)))
+            await session.execute(fq.pause(queue="default", until=datetime.now(UTC) + timedelta(hours=1)))
             await session.commit()
             assert (await session.scalars(fq.dequeue(limit=9))).all() == []
-            await session.execute(fq.resume())
+            await session.execute(fq.resume(queue="default"))
             await session.commit()
             assert len((await session.scalars(fq.dequeue(limit=9))).all()) == 8
 

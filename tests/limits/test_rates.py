@@ -174,7 +174,7 @@ def resume_channel(session: Session) -> None:
 
 
 def resume_queue(session: Session) -> None:
-    session.execute(fq.resume())
+    session.execute(fq.resume(queue="default"))
     session.commit()
 
 

@@ -121,7 +121,7 @@ class Roles:
         """To each what is of its kind."""
         with engine.begin() as connection:
             for kind in roles.KINDS:
-                roles.grant(connection, self.name(kind), kind, self.place)
+                roles.grant(connection, self.name(kind), kind, schema=self.place)
 
     def create(self, engine: Engine) -> None:
         for kind in self.kinds:

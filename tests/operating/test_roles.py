@@ -222,7 +222,7 @@ def test_after_a_restore_without_rights(granted: Roles, engine: Engine) -> None:
         schema.run(connection, f"CREATE FUNCTION {place}.theirs() RETURNS integer SECURITY DEFINER RETURN 1")
     assert ("message_dequeue", "done") in outcomes(granted, "producer")
     with engine.begin() as connection:
-        roles.grant(connection, granted.name("producer"), "producer", granted.place)
+        roles.grant(connection, granted.name("producer"), "producer", schema=granted.place)
     done = {act for act, told in outcomes(granted, "producer") if told == "done"}
     assert done == {act for act, (kinds, _) in ACTS.items() if "producer" in kinds}
     assert value(granted.become("producer"), f"SELECT {place}.theirs()") == 1
@@ -299,7 +299,7 @@ class TestJobs:
             session.merge(fq.Queue("default", max_attempts=3))
             session.flush()
             session.execute(fq.pause(channel="acme"))
-            session.execute(fq.resume())
+            session.execute(fq.resume(queue="default"))
             session.commit()
             session.delete(session.get_one(fq.Channel, ("default", "globex")))
             assert session.execute(fq.redrive([3])).one().result == "redriven"
@@ -309,7 +309,7 @@ class TestJobs:
 
     def test_several_kinds(self, granted: Roles, engine: Engine) -> None:
         with engine.begin() as connection:
-            roles.grant(connection, granted.name("worker"), "producer", granted.place)
+            roles.grant(connection, granted.name("worker"), "producer", schema=granted.place)
         both = granted.engine("worker")
         with Session(both) as session:
             fq.enqueue(session, "other", "mine")
@@ -322,7 +322,7 @@ class TestJobs:
         with engine.begin() as connection:
             for kind in roles.KINDS:
                 for _ in range(2):
-                    roles.revoke(connection, granted.name(kind), granted.place)
+                    roles.revoke(connection, granted.name(kind), schema=granted.place)
         for kind in roles.KINDS:
             assert {told for _, told in outcomes(granted, kind)} == {"refused"}
             granted.owner.execute(SQL("DROP ROLE {0}; CREATE ROLE {0}").format(Identifier(granted.name(kind))))
@@ -338,9 +338,9 @@ class TestOwner:
         operator = granted.engine("operator")
         with operator.connect() as connection:
             with pytest.raises(fq.FairqueueError, match=r"only role .* can give and take rights"):
-                roles.grant(connection, granted.name("worker"), "observer", granted.place)
+                roles.grant(connection, granted.name("worker"), "observer", schema=granted.place)
             with pytest.raises(fq.FairqueueError, match=r"only role .* can give and take rights"):
-                roles.revoke(connection, granted.name("worker"), granted.place)
+                roles.revoke(connection, granted.name("worker"), schema=granted.place)
         operator.dispose()
 
     @pytest.mark.parametrize("whom", ["producer", None])
@@ -351,10 +351,10 @@ class TestOwner:
         role = SQL("PUBLIC") if whom is None else Identifier(granted.name(whom))
         granted.owner.execute(SQL("GRANT CREATE ON SCHEMA {} TO {}").format(Identifier(granted.place), role))
         with engine.connect() as connection, pytest.raises(fq.FairqueueError, match=r"may create objects in schema .*"):
-            roles.grant(connection, granted.name("producer"), "producer", granted.place)
+            roles.grant(connection, granted.name("producer"), "producer", schema=granted.place)
         granted.owner.execute(SQL("REVOKE CREATE ON SCHEMA {} FROM {}").format(Identifier(granted.place), role))
         with engine.begin() as connection:
-            roles.grant(connection, granted.name("producer"), "producer", granted.place)
+            roles.grant(connection, granted.name("producer"), "producer", schema=granted.place)
 
     def test_it_keeps_its_own(self, engine: Engine) -> None:
         """The functions run with them."""
@@ -383,9 +383,9 @@ class TestBadInput:
     @pytest.mark.parametrize("place", ["", None, "x" * 64])
     def test_schema(self, place: Any) -> None:
         with pytest.raises(fq.InvalidValue, match=r"^schema must be"):
-            roles.grant_sql("app", "worker", place)
+            roles.grant_sql("app", "worker", schema=place)
         with pytest.raises(fq.InvalidValue, match=r"^schema must be"):
-            roles.revoke_sql("app", place)
+            roles.revoke_sql("app", schema=place)
 
     def test_unknown_role(self, engine: Engine) -> None:
         with engine.connect() as connection, pytest.raises(DBAPIError, match='role "nobody here" does not exist'):
@@ -406,12 +406,12 @@ def test_two_at_once(granted: Roles, engine: Engine, raw: Raw, database_url: str
     """The rights of an object are one row, of which PostgreSQL says that somebody else has changed it: one waits."""
     role = granted.name("observer")
     statements = {
-        "grant": roles.grant_sql(role, "worker", granted.place),
-        "revoke": roles.revoke_sql(role, granted.place),
+        "grant": roles.grant_sql(role, "worker", schema=granted.place),
+        "revoke": roles.revoke_sql(role, schema=granted.place),
     }[second]
     two, watching = raw(database_url), observer(raw, database_url)
     with ThreadPoolExecutor(1) as pool, engine.connect() as connection:
-        roles.grant(connection, granted.name("producer"), "worker", granted.place)
+        roles.grant(connection, granted.name("producer"), "worker", schema=granted.place)
         future = pool.submit(lambda: [two.execute(statement.encode()) for statement in statements])
         wait_until(lambda: waits_for_a_lock(watching, two))
         connection.commit()

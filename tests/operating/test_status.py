@@ -201,7 +201,7 @@ def test_another_schema_and_an_observer(engine: Engine, session: Session) -> Non
     with engine.begin() as connection:
         fq_schema.install(connection, "My Q")
         connection.execute(text("CREATE ROLE looker_of_status"))
-        roles.grant(connection, "looker_of_status", "observer", "My Q")
+        roles.grant(connection, "looker_of_status", "observer", schema="My Q")
     try:
         there = engine.execution_options(**fq.in_schema("My Q"))
         with Session(there) as other:

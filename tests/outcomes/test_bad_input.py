@@ -10,6 +10,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
+from tests.acts import put
 from tests.wrong import INF, LOST, NAMES, NAN, NOT_JSON
 
 
@@ -75,6 +76,13 @@ class TestLeases:
             fq.complete((2**63, 1))
         with pytest.raises(fq.InvalidValue, match=rf"^attempt must be a whole number from .*, not {2**31}$"):
             fq.complete((1, 2**31))
+
+    def test_leases_among_ids(self, session: Session) -> None:
+        """Does the caller mean what is still its own, or the message?"""
+        put(session, "acme")
+        (leased,) = session.scalars(fq.dequeue()).all()
+        with pytest.raises(fq.InvalidValue, match=r"^messages must be leases, of which 1 are, or none of them: cancel"):
+            fq.cancel([leased, 7])
 
     def test_nothing_to_redrive(self) -> None:
         redrive: Any = fq.redrive

@@ -56,12 +56,8 @@ def results(session: Session, statement: object) -> list[tuple[int, str]]:
 
 
 def act_on(verb: str, *messages: fq.LeasedMessage) -> object:
-    """The statement that ends these leases, or extends them; workers cancel by leases, not by ids alone."""
-    if verb != "cancel":
-        return getattr(fq, verb)(messages)
-    ids, attempts = [message.id for message in messages], [message.attempt for message in messages]
-    query = text("SELECT id, result FROM fairqueue.message_cancel(:ids, :attempts)")
-    return query.bindparams(ids=ids, attempts=attempts)
+    """The statement that ends these leases, or extends them."""
+    return getattr(fq, verb)(messages)
 
 
 def end(connection: psycopg.Connection, verb: str, pairs: Pairs) -> list[str]:
@@ -196,6 +192,18 @@ class TestFence:
         [message] = lease(engine)
         assert results(session, fq.cancel(message)) == [(message.id, "cancelled")]
         assert results(session, act_on(verb, message)) == [(message.id, "not_found")]
+
+    def test_cancelled_by_its_id(self, engine: Engine, session: Session) -> None:
+        """Which means the message, whoever has it; a lease means what is still its own."""
+        enqueue(engine, 2)
+        mine, others = lease(engine), lease(engine)
+        assert results(session, fq.fail(mine, delay=0)) == [(mine[0].id, "failed")]
+        session.commit()
+        assert pairs(lease(engine)) == [(mine[0].id, 2)]
+        assert results(session, fq.cancel([*mine, *others])) == [(mine[0].id, "stale"), (others[0].id, "cancelled")]
+        assert results(session, fq.cancel(mine[0].id, "not needed")) == [(mine[0].id, "cancelled")]
+        errors = text("SELECT error FROM fairqueue.history WHERE outcome = 'cancelled' ORDER BY finished_at")
+        assert session.scalars(errors).all() == [None, "not needed"]
 
     def test_lease_that_ran_out_unnoticed(self, engine: Engine, session: Session) -> None:
         """Nobody else has the message, so the work is not done twice: it counts."""

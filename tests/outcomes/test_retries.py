@@ -74,7 +74,7 @@ class TestAttempts:
             (message,) = lease_of(session)
             assert results(session, fq.fail(message, delay=0)) == [(message.id, told)]
 
-    @pytest.mark.parametrize(("said", "order"), [({}, [1, 0]), ({"delay": None}, [0, 1])])
+    @pytest.mark.parametrize(("said", "order"), [({}, [1, 0]), ({"delay": None}, [1, 0]), ({"delay": 0}, [0, 1])])
     def test_a_deferral_goes_behind_what_is_ready(self, session: Session, said: Any, order: list[int]) -> None:
         """In its channel; unless it is to keep its place."""
         ids = [put(session, "acme", priority=priority)[0] for priority in (2, 1)]
@@ -88,7 +88,7 @@ class TestAttempts:
         put(session, "acme")
         for saved, found in (("much", "much"), (empty, empty), (None, empty)):
             (message,) = lease_of(session)
-            session.execute(fq.defer(message, delay=None, state=saved))
+            session.execute(fq.defer(message, delay=0, state=saved))
             stored = session.scalars(select(fq.Message.state)).one()
             assert (type(stored), stored) == (type(found), found)
             session.commit()

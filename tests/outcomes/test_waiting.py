@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import itertools
+import pickle
 import time
 import types
 from collections.abc import Callable, Generator, Iterator
@@ -264,8 +265,12 @@ class TestBurden:
         session.execute(fq.cancel(ids[0]))
         session.commit()
         named = ", ".join(map(str, ids[1:11]))
-        with pytest.raises(fq.WaitTimeout, match=f"^12 of 13 messages had not ended after 0 s: {named}, ...$"):
+        with pytest.raises(
+            fq.WaitTimeout, match=f"^12 of 13 messages had not ended after 0 s: {named}, ...$"
+        ) as raised:
             fq.wait_for(waiter, ids, timeout=0)
+        assert [(end.id, end.outcome) for end in raised.value.endings] == [(ids[0], fq.Outcome.CANCELLED)]
+        assert vars(pickle.loads(pickle.dumps(raised.value))) == vars(raised.value)  # noqa: S301
         assert (len(looks), clock.pauses) == (1, [])
         clock.meanwhile = lambda: end(session, "cancelled")
         assert len(fq.wait_for(waiter, ids, timeout=0.01)) == 13

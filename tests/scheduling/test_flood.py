@@ -71,7 +71,7 @@ def fail(session: Session, batch: Leases) -> None:
 
 
 def are_deferred(session: Session, batch: Leases) -> None:
-    session.execute(fq.defer(batch, delay=0))
+    session.execute(fq.defer(batch))
 
 
 def run_out(session: Session, batch: Leases) -> None:

@@ -224,15 +224,15 @@ class QueueMachine(RuleBasedStateMachine):
         for lease, dead in zip(leases, died, strict=True):
             self.back(lease.id, None if dead else self.stored(lease.id).dequeue_at, dead)
 
-    @rule(place=some, delay=st.sampled_from([0, 0.03, 86_400]))
+    @rule(place=some, delay=st.sampled_from([None, 0, 0.03, 86_400]))
     @room
     @leased
-    def defer(self, place: int, delay: float) -> None:
+    def defer(self, place: int, delay: float | None) -> None:
         (lease,) = self.leases_from(place, 1)
         assert self.session.execute(fq.defer(lease, delay=delay)).one().result == "deferred"
         self.session.commit()
         self.known[lease.id].forgiven += 1
-        self.back(lease.id, self.now + round(delay * 1000))
+        self.back(lease.id, lease.dequeue_at if delay == 0 else self.now + round((delay or 0) * 1000))
 
     @rule(place=some, lease=st.sampled_from([1, 7200]))
     @leased

@@ -76,7 +76,8 @@ class TestMessageCreate:
             "message_complete": "ids bigint[], attempts integer[]",
             "message_fail": "ids bigint[], attempts integer[], error text DEFAULT NULL::text, delay_seconds double"
             " precision DEFAULT NULL::double precision, retry boolean DEFAULT true",
-            "message_defer": "ids bigint[], attempts integer[], delay_seconds double precision DEFAULT 0, states",
+            "message_defer": "ids bigint[], attempts integer[], delay_seconds double precision DEFAULT NULL::double"
+            " precision, states",
             "message_heartbeat": "ids bigint[], attempts integer[], lease_seconds double precision DEFAULT 30",
             "message_cancel": "ids bigint[]",
             "message_redrive": "ids bigint[] DEFAULT NULL::bigint[], queue text DEFAULT NULL::text, channel text",
@@ -102,6 +103,8 @@ class TestMessageCreate:
             ", dequeue_at => -7": "= -7",
             ", priority => 9": "= -9",
             ", priority => 0": f"BETWEEN {clock} - 60000 AND {clock}",
+            ", priority => 0, delay_seconds => 3600": f"BETWEEN {clock} + 3500000 AND {clock} + 3600000",
+            ", priority => 0, dequeue_at => -7": "= -7",
         }.items():
             sql.execute(f"SELECT message_create('acme'{arguments})".encode())
             assert value(sql, f"SELECT dequeue_at {due} FROM message") is True, arguments

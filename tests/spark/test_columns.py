@@ -357,7 +357,8 @@ class TestTimes:
 
     @pytest.mark.parametrize("other", ["dequeue_at", "delay"])
     def test_only_one(self, other: str) -> None:
-        assert reasons(priority=[0], **{other: [1]}) == [
+        assert taken(priority=[0], **{other: [1]})[0][other] == 1  # a priority of 0 is none
+        assert reasons(priority=[1], **{other: [1]}) == [
             f"only one of {', '.join(sorted([other, 'priority']))} may be given: set the others to null"
         ]
 

@@ -85,7 +85,7 @@ def waiting(engine: Engine, session: Session, message: fq.Message, upload: Uploa
     """One ending for one message, a list for several."""
     ending = fq.wait_for(engine, 7, timeout=1)
     assert_type(ending, fq.Ending)
-    assert_type(ending.outcome, str | None)
+    assert_type(ending.outcome, fq.Outcome | None)
     assert_type(ending.finished_at, datetime | None)
     assert_type(fq.wait_for(engine, message, timeout=timedelta(seconds=1)), fq.Ending)
     assert_type(fq.wait_for(engine, upload, timeout=None), fq.Ending)

@@ -44,7 +44,7 @@ async def asynchronous(session: AsyncSession, scoped: async_scoped_session[Async
 
 
 def policies(session: Session, engine: Engine, async_engine: AsyncEngine) -> None:
-    session.execute(fq.pause())
+    session.execute(fq.pause(queue="default"))
     session.execute(fq.resume(queue="q", channel="acme"))
     session.merge(fq.Channel("acme", "q", 2, max_concurrency=5, release_interval_ms=None, overflow="drop", paused=True))
     session.merge(fq.Queue("q", max_concurrency=None, max_attempts=3, backoff=0.5, channel_max_size=7))

@@ -90,7 +90,7 @@ def resume(session: Session) -> None:
 
 
 def resume_all(session: Session) -> None:
-    session.execute(fq.resume())
+    session.execute(fq.resume(queue="default"))
     session.commit()
 
 
@@ -140,7 +140,7 @@ def prepare(session: Session, what: Callable[[Session], None]) -> None:
         session.execute(fq.pause(channel="paused"))
         put(session, "paused")
     if what in (resume_all, rename_policy):
-        session.execute(fq.pause())
+        session.execute(fq.pause(queue="default"))
         put(session, "acme")
     if what is move:
         put(session, "later", delay=3600)
@@ -262,7 +262,7 @@ class TestSlots:
 def test_a_statement_notifies_once(session: Session, worker_of: WorkerOf, heard: Callable[[], int]) -> None:
     """However many rows and channels it has, and also if each row signals by itself."""
     app = worker_of("plain", lambda *_: None, poll=RARELY, queue="default")
-    session.execute(fq.pause())
+    session.execute(fq.pause(queue="default"))
     session.commit()
     with app:
         wait_until_it_waits(app)

@@ -325,6 +325,8 @@ def _contents(given: dict[str, pa.Array], faults: _Faults, *, check_json: bool) 
 def _numbers(given: dict[str, pa.Array], faults: _Faults) -> dict[str, pa.Array]:
     """When, how much, how often."""
     columns = {}
+    # A priority of 0 is none: it may stand beside a time.
+    given = {**given, "priority": _none_for_zero(given["priority"])} if "priority" in given else given
     faults.one_of({name: given[name] for name in _WHEN if name in given})
     if (when := _dequeue_at(given, faults)) is not None:
         columns["dequeue_at"] = when
@@ -336,6 +338,11 @@ def _numbers(given: dict[str, pa.Array], faults: _Faults) -> dict[str, pa.Array]
         faults.range("max_attempts", given["max_attempts"], 1, 2**31 - 1)
         columns["max_attempts"] = given["max_attempts"]
     return columns
+
+
+def _none_for_zero(values: pa.Array) -> pa.Array:
+    values = pc.cast(values, pa.int64())
+    return pc.if_else(pc.equal(values, 0), pa.scalar(None, pa.int64()), values)
 
 
 def _dequeue_at(given: dict[str, pa.Array], faults: _Faults) -> pa.Array | None:
@@ -352,8 +359,6 @@ def _dequeue_at(given: dict[str, pa.Array], faults: _Faults) -> pa.Array | None:
     priority = given.get("priority")
     if priority is None:
         return at
-    priority = pc.cast(priority, pa.int64())
     faults.range("priority", priority, 0, _FAR)
-    # 0 is as it comes, which has no time of its own.
-    urgent = pc.if_else(pc.equal(priority, 0), pa.scalar(None, pa.int64()), pc.negate(priority))
+    urgent = pc.negate(priority)
     return urgent if at is None else pc.coalesce(at, urgent)

@@ -1552,8 +1552,8 @@ REVOKE EXECUTE ON FUNCTION message_complete FROM PUBLIC;
 -- Enqueues one message and returns its id. For other languages than Python; INSERT INTO message does the same.
 --
 -- Called by producers, within their own transaction. At most one of delay_seconds (from now, by the database clock),
--- dequeue_at (Unix time in milliseconds) and priority (0 or more; higher goes first inside the channel) may be given:
--- a message can't be urgent and for later.
+-- dequeue_at (Unix time in milliseconds) and priority (0, as it comes, or more; higher goes first inside the channel)
+-- may be given: a message can't be urgent and for later.
 -- No two live messages of a channel have the same key. on_conflict says what becomes of a second one:
 --   raise    unique_violation
 --   ignore   the one that is there, ready or leased, stays as it is; its id is returned
@@ -1573,7 +1573,7 @@ AS $$
 DECLARE
     v_id bigint;
 BEGIN
-    IF num_nonnulls(delay_seconds, dequeue_at, priority) > 1 THEN
+    IF num_nonnulls(delay_seconds, dequeue_at, nullif(priority, 0)) > 1 THEN
         RAISE invalid_parameter_value USING
             MESSAGE = 'only one of delay_seconds, dequeue_at and priority may be given',
             HINT = 'A priority is a dequeue_at in the past: a message can''t be urgent and for later.';
@@ -1590,7 +1590,7 @@ BEGIN
     IF delay_seconds IS NOT NULL THEN
         PERFORM check_seconds('delay_seconds', delay_seconds, 0);
         dequeue_at := unix_ms(clock() + make_interval(secs => delay_seconds));
-    ELSIF priority IS NOT NULL THEN
+    ELSIF priority IS NOT NULL AND dequeue_at IS NULL THEN
         -- One of 0 is a time, too: what is replaced gives up the place that another one gave it.
         dequeue_at := CASE WHEN priority > 0 THEN -priority ELSE unix_ms(clock()) END;
     END IF;
@@ -1714,12 +1714,13 @@ REVOKE EXECUTE ON FUNCTION message_create_many FROM PUBLIC;
 -- Ends leases whose work is to go on later: the messages go back into their channels with a saved state.
 --
 -- Called by workers. states[i] is what the next attempt of ids[i] will find in message.state; without states the
--- saved ones stay. With delay_seconds null a message keeps its place in the channel: it was not the worker's turn
--- after all, as when the worker has to stop. Returns for each lease, in the order given, 'deferred', 'stale' or
--- 'not_found'. A deferral is no failure: it uses up none of the message's attempts.
+-- saved ones stay. With no delay (0) a message keeps its place in the channel: it was not the worker's turn after all,
+-- as when the worker has to stop. With delay_seconds null it goes behind what is ready in the channel by now. Returns
+-- for each lease, in the order given, 'deferred', 'stale' or 'not_found'. A deferral is no failure: it uses up none of
+-- the message's attempts.
 -- Locks: the messages it updates, until the end of the transaction. The trigger message_moved signals the channels.
 CREATE FUNCTION message_defer(
-    ids bigint[], attempts integer[], delay_seconds double precision DEFAULT 0, states jsonb[] DEFAULT NULL
+    ids bigint[], attempts integer[], delay_seconds double precision DEFAULT NULL, states jsonb[] DEFAULT NULL
 ) RETURNS TABLE (id bigint, result text)
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path FROM CURRENT
@@ -1746,7 +1747,8 @@ BEGIN
     ), done AS (
         UPDATE message m
         SET leased_until = NULL, counted = NULL,
-            dequeue_at = coalesce(unix_ms(clock() + make_interval(secs => delay_seconds)), m.dequeue_at),
+            dequeue_at = CASE WHEN delay_seconds = 0 THEN m.dequeue_at
+                ELSE unix_ms(clock() + make_interval(secs => coalesce(delay_seconds, 0))) END,
             state = CASE WHEN states IS NULL THEN m.state ELSE states[l.n] END,
             forgiven = least(m.forgiven, 2147483646) + 1
         FROM lease l

@@ -1,8 +1,8 @@
 -- Enqueues one message and returns its id. For other languages than Python; INSERT INTO message does the same.
 --
 -- Called by producers, within their own transaction. At most one of delay_seconds (from now, by the database clock),
--- dequeue_at (Unix time in milliseconds) and priority (0 or more; higher goes first inside the channel) may be given:
--- a message can't be urgent and for later.
+-- dequeue_at (Unix time in milliseconds) and priority (0, as it comes, or more; higher goes first inside the channel)
+-- may be given: a message can't be urgent and for later.
 -- No two live messages of a channel have the same key. on_conflict says what becomes of a second one:
 --   raise    unique_violation
 --   ignore   the one that is there, ready or leased, stays as it is; its id is returned
@@ -22,7 +22,7 @@ AS $$
 DECLARE
     v_id bigint;
 BEGIN
-    IF num_nonnulls(delay_seconds, dequeue_at, priority) > 1 THEN
+    IF num_nonnulls(delay_seconds, dequeue_at, nullif(priority, 0)) > 1 THEN
         RAISE invalid_parameter_value USING
             MESSAGE = 'only one of delay_seconds, dequeue_at and priority may be given',
             HINT = 'A priority is a dequeue_at in the past: a message can''t be urgent and for later.';
@@ -39,7 +39,7 @@ BEGIN
     IF delay_seconds IS NOT NULL THEN
         PERFORM check_seconds('delay_seconds', delay_seconds, 0);
         dequeue_at := unix_ms(clock() + make_interval(secs => delay_seconds));
-    ELSIF priority IS NOT NULL THEN
+    ELSIF priority IS NOT NULL AND dequeue_at IS NULL THEN
         -- One of 0 is a time, too: what is replaced gives up the place that another one gave it.
         dequeue_at := CASE WHEN priority > 0 THEN -priority ELSE unix_ms(clock()) END;
     END IF;

@@ -1,12 +1,13 @@
 -- Ends leases whose work is to go on later: the messages go back into their channels with a saved state.
 --
 -- Called by workers. states[i] is what the next attempt of ids[i] will find in message.state; without states the
--- saved ones stay. With delay_seconds null a message keeps its place in the channel: it was not the worker's turn
--- after all, as when the worker has to stop. Returns for each lease, in the order given, 'deferred', 'stale' or
--- 'not_found'. A deferral is no failure: it uses up none of the message's attempts.
+-- saved ones stay. With no delay (0) a message keeps its place in the channel: it was not the worker's turn after all,
+-- as when the worker has to stop. With delay_seconds null it goes behind what is ready in the channel by now. Returns
+-- for each lease, in the order given, 'deferred', 'stale' or 'not_found'. A deferral is no failure: it uses up none of
+-- the message's attempts.
 -- Locks: the messages it updates, until the end of the transaction. The trigger message_moved signals the channels.
 CREATE FUNCTION message_defer(
-    ids bigint[], attempts integer[], delay_seconds double precision DEFAULT 0, states jsonb[] DEFAULT NULL
+    ids bigint[], attempts integer[], delay_seconds double precision DEFAULT NULL, states jsonb[] DEFAULT NULL
 ) RETURNS TABLE (id bigint, result text)
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path FROM CURRENT
@@ -33,7 +34,8 @@ BEGIN
     ), done AS (
         UPDATE message m
         SET leased_until = NULL, counted = NULL,
-            dequeue_at = coalesce(unix_ms(clock() + make_interval(secs => delay_seconds)), m.dequeue_at),
+            dequeue_at = CASE WHEN delay_seconds = 0 THEN m.dequeue_at
+                ELSE unix_ms(clock() + make_interval(secs => coalesce(delay_seconds, 0))) END,
             state = CASE WHEN states IS NULL THEN m.state ELSE states[l.n] END,
             forgiven = least(m.forgiven, 2147483646) + 1
         FROM lease l
