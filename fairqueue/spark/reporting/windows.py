@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
+from fairqueue._checks import check_moment
 from fairqueue.errors import InvalidValue
 from fairqueue.schedule import EPOCH
 
@@ -53,9 +54,7 @@ def moment(field: str, value: datetime | None) -> int | None:
     """Microseconds since 1970 of a time that has a zone."""
     if value is None:
         return None
-    if value.tzinfo is None:
-        raise InvalidValue(f"{field} must be a datetime with a time zone, not {value!r}")
-    return (value - EPOCH) // _MICROSECOND
+    return (check_moment(field, value) - EPOCH) // _MICROSECOND
 
 
 def check_order(since: datetime | None, until: datetime | None) -> None:
