@@ -67,8 +67,9 @@ def archive(
         start = time.monotonic()
         done = run(
             session,
-            options,
             path,
+            url=options["url"],
+            schema=options["schema"],
             feed=feed,
             max_rows=max_rows,
             release_before=release_before,
