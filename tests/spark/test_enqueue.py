@@ -15,9 +15,10 @@ from sqlalchemy.orm import Session
 
 import fairqueue as fq
 from fairqueue.cli.program import program
+from fairqueue.cli.spark.base import options_of
 from fairqueue.cli.target import Target
 from fairqueue.errors import FairqueueError, InvalidValue
-from fairqueue.spark.engine.place import Place, options_of
+from fairqueue.spark.engine.place import Place
 from fairqueue.spark.enqueueing import Enqueued, _folder, _format_of, enqueue, read_files
 from tests.fixtures.spark import on_spark
 

@@ -7,7 +7,7 @@ import click
 from fairqueue.cli.base import Command
 from fairqueue.cli.target import Target, pass_target
 
-from .base import extra
+from .base import extra, options_of
 
 __all__ = ["clean"]
 
@@ -25,7 +25,7 @@ def clean(target: Target, *, hours: float) -> None:
     """Drop the staging tables of loads that died. Each load that succeeds does so, too. Rights: operator."""
     with extra():
         from fairqueue.spark.engine.loading import clean as run
-        from fairqueue.spark.engine.place import Place, options_of
+        from fairqueue.spark.engine.place import Place
 
     dropped = run(Place(**options_of(target)), hours)
     click.echo(f"{dropped} staging table{'' if dropped == 1 else 's'} dropped.")
