@@ -335,4 +335,4 @@ def test_clean(engine: Engine, database_url: str) -> None:
     with engine.begin() as connection:
         connection.exec_driver_sql(f"SELECT fairqueue.stage_create('{'0' * 32}', 1)")
     assert run(database_url, "clean").output == "0 staging tables dropped.\n"
-    assert run(database_url, "clean", "--hours", 0).output == "1 staging table dropped.\n"
+    assert run(database_url, "clean", "--older-than", "0s").output == "1 staging table dropped.\n"
