@@ -79,6 +79,8 @@ def enqueued(session: Any, **fields: Any) -> Any:
     :param dequeue_at: the same as Unix time in milliseconds, as it is stored.
     :param priority: 1 or more; one that comes as it comes has none to compare.
     :returns: :class:`fairqueue.Message` objects of no session: they stay as they were.
+    :raises InvalidValue: if a parameter can't be; of ``at``, ``dequeue_at`` and ``priority`` only one may be given.
+    :raises TypeError: if there is no such field.
     """
     expected = _expected(fields)
 
@@ -102,6 +104,9 @@ def assert_enqueued(session: Any, *, count: int = 1, **fields: Any) -> Any:
 
     :param count: how many there have to be, 0 or more. The other parameters are those of :func:`enqueued`.
     :returns: these messages.
+    :raises AssertionError: if there are more or fewer.
+    :raises InvalidValue: if a parameter can't be.
+    :raises TypeError: if there is no such field.
     """
     __tracebackhide__ = True
     check_count("count", count, 0)
