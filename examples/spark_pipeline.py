@@ -55,7 +55,6 @@ def main(out: Path) -> None:
         engine = create_engine(server.url())
         with engine.begin() as connection:
             schema.install(connection)
-        place = {"url": server.dsn}
         with console.status("Starting Spark"), local_session() as spark:
             documents = spark.sql(
                 f"SELECT 'noisy' AS customer, id AS document FROM range({NOISY})"
@@ -72,7 +71,7 @@ def main(out: Path) -> None:
                     str(out / "documents.parquet"),
                     channel="customer",
                     expressions={"key": "cast(document AS string)"},
-                    options=place,
+                    options={"url": server.dsn},
                     job="documents",
                 )
                 with Session(engine) as session:
@@ -87,7 +86,7 @@ def main(out: Path) -> None:
 
             archived = 0
             while archived < done.rows:  # what an open transaction holds back comes with the next run
-                archived += archive(spark, place, str(out / "archive")).rows
+                archived += archive(spark, str(out / "archive"), url=server.dsn).rows
             console.print(f"Archived: {archived:,} outcomes to {out / 'archive'}")
 
             found = report(spark.read.parquet(str(out / "archive")), out / "report", window="1 second")

@@ -72,7 +72,8 @@ def session_dependency(engine: AsyncEngine) -> Callable[[], AsyncIterator[AsyncS
     What a session of this engine flushes raises fairqueue's errors from now on (:func:`fairqueue.translate_errors`).
     Its objects can still be read after the commit (``expire_on_commit=False``).
 
-    :raises InvalidValue: if the engine is no AsyncEngine.
+    :param engine: an AsyncEngine.
+    :raises InvalidValue: if it is none.
     """
     if not isinstance(engine, AsyncEngine):
         raise InvalidValue(
@@ -95,7 +96,10 @@ def with_worker(
     It starts when the application's own ``lifespan`` has started, and has stopped before that ends: what handlers need
     is there all the time. Each process of the server runs a worker.
 
+    :param worker: a :class:`fairqueue.Worker` that has its handler.
     :param lifespan: the application's own, if it has one; another :func:`with_worker` is one too.
+    :raises InvalidValue: if ``worker`` is no Worker. What :meth:`fairqueue.Worker.run_async` raises at its start is
+        raised when the application starts.
     """
     if not isinstance(worker, Worker):
         raise InvalidValue(f"worker must be a Worker, not {type(worker).__name__}: make one, fq.Worker(engine)")

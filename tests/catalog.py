@@ -8,6 +8,7 @@ import psycopg
 from sqlalchemy import make_url
 
 from fairqueue import embedded
+from fairqueue.embedded._programs import find_binaries
 
 # Each row is one object in a schema of a user: its kind, and everything about it that SQL can say.
 _OBJECTS = """
@@ -50,7 +51,7 @@ def snapshot(connection: psycopg.Connection) -> list[str]:
 
 def dump(database_url: str) -> str | None:
     """What pg_dump says of the schema; None without a pg_dump of the server's version."""
-    program = embedded.find_binaries() / "pg_dump"
+    program = find_binaries() / "pg_dump"
     if not program.exists():
         return None
     url = make_url(database_url)

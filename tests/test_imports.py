@@ -40,6 +40,13 @@ def test_no_more_than_needed(code: str, also: set[str]) -> None:
     assert not set(shown.stdout.split()) & (OPTIONAL | also)
 
 
+def test_a_report_needs_no_command_line() -> None:
+    for module in ("pyspark", "matplotlib"):
+        pytest.importorskip(module)
+    code = "import fairqueue.spark.reporting.pages, sys; sys.exit('click' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def brought(extra: str) -> set[str]:
     """The distributions that come with fairqueue and this extra, as far as they are here."""
     found: set[str] = set()

@@ -96,22 +96,48 @@ __all__ = ["create_fairqueue", "downgrade_fairqueue", "drop_fairqueue", "include
 
 
 def create_fairqueue(version: int, *, schema: str = DEFAULT_SCHEMA) -> None:
-    """``op.create_fairqueue``: install the queue, where it is not installed yet."""
+    """``op.create_fairqueue``: install the queue, where it is not installed yet.
+
+    :param version: which; a revision goes on installing this one for ever.
+    :param schema: where; created if there is none.
+    :raises SchemaVersionError: if this library doesn't have the version, or another one is installed.
+    :raises InvalidValue: if ``schema`` can't be a name.
+    """
     op.invoke(CreateFairqueueOp(version, schema))
 
 
 def upgrade_fairqueue(start: int, end: int, *, schema: str = DEFAULT_SCHEMA) -> None:
-    """``op.upgrade_fairqueue``: take an installed queue to a newer version, with its messages."""
+    """``op.upgrade_fairqueue``: take an installed queue to a newer version, with its messages.
+
+    :param start: the version that is installed.
+    :param end: the newer one; where that is there already, nothing is done.
+    :param schema: where it is installed.
+    :raises SchemaVersionError: if this library doesn't have the versions, or another one is installed.
+    :raises InvalidValue: if ``end`` is older, or ``schema`` can't be a name.
+    """
     op.invoke(UpgradeFairqueueOp(start, end, schema))
 
 
 def downgrade_fairqueue(start: int, end: int, *, schema: str = DEFAULT_SCHEMA) -> None:
-    """``op.downgrade_fairqueue``: take an installed queue back to an older version, with its messages."""
+    """``op.downgrade_fairqueue``: take an installed queue back to an older version, with its messages.
+
+    :param start: the version that is installed.
+    :param end: the older one; where that is there already, nothing is done.
+    :param schema: where it is installed.
+    :raises SchemaVersionError: if this library doesn't have the versions, or another one is installed.
+    :raises InvalidValue: if ``end`` is newer, or ``schema`` can't be a name.
+    """
     op.invoke(DowngradeFairqueueOp(start, end, schema))
 
 
 def drop_fairqueue(version: int, *, schema: str = DEFAULT_SCHEMA) -> None:
-    """``op.drop_fairqueue``: remove the queue and its messages."""
+    """``op.drop_fairqueue``: remove the queue and its messages.
+
+    :param version: the one that is installed; where none is, nothing is done.
+    :param schema: where it is installed.
+    :raises SchemaVersionError: if this library doesn't have the version, or another one is installed.
+    :raises InvalidValue: if ``schema`` can't be a name.
+    """
     op.invoke(DropFairqueueOp(version, schema))
 
 
@@ -128,6 +154,8 @@ def include_name(
             include_schemas=True,
             include_name=include_name(Base.metadata),
         )
+
+    :param metadata: as ``target_metadata`` is: one, or several.
     """
 
     def include(name: str | None, type_: str, parents: Mapping[str, Any]) -> bool:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fairqueue._words import NOTHING, duration, moment, number, printable
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -27,15 +29,7 @@ __all__ = [
     "printable",
 ]
 
-#: Where there is no value.
-NOTHING = "-"
-
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead.")
-
-
-def printable(text: str) -> str:
-    """``text`` on one line: what isn't a visible character, such as a terminal's commands, as an escape sequence."""
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 def echo(text: str) -> None:
@@ -91,25 +85,3 @@ def make_table(*columns: str, right: tuple[str, ...], wide: dict[str, int]) -> T
             ratio=wide.get(name),
         )
     return table
-
-
-def number(value: int) -> str:
-    return f"{value:,}"
-
-
-def duration(value: timedelta | None) -> str:
-    """In the unit that says most, with few digits."""
-    if value is None:
-        return NOTHING
-    seconds = value.total_seconds()
-    if seconds < 10:
-        return f"{max(seconds, 0):.1f} s"
-    for unit, length, most in (("s", 1, 120), ("min", 60, 120), ("h", 3600, 48)):
-        if seconds < most * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds / 86_400:,.0f} d"
-
-
-def moment(value: datetime) -> str:
-    """A time as people read it, with its zone."""
-    return value.isoformat(sep=" ", timespec="seconds")

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import logging
 import os
-import random
 import signal
 import subprocess
 import threading
 import time
 from collections.abc import Sequence
+
+from fairqueue._backoff import backoff
 
 from .signals import handled
 
@@ -96,7 +97,7 @@ class _Slot:
             if self.code == _USAGE and not has_settled:
                 log.warning("worker process %s: the command line is wrong, so no other one is started", what)
                 return
-            pause = _pause(troubles) * random.uniform(0.5, 1)  # noqa: S311
+            pause = _pause(troubles)
             log.warning("worker process %s; another one in %.1f s", what, pause)
             self._stopping.wait(pause)
 
@@ -109,8 +110,7 @@ class _Slot:
 
 
 def _pause(troubles: int) -> float:
-    # Beyond so many it has long been the longest one, and with a thousand the power would be more than a float holds.
-    return min(_FIRST_PAUSE * 2.0 ** min(troubles, 10), _LONGEST_PAUSE)
+    return backoff(troubles, _FIRST_PAUSE, _LONGEST_PAUSE)
 
 
 def _words(code: int) -> str:

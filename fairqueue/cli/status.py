@@ -140,19 +140,23 @@ def _repeat(
 ) -> None:
     from .errors import explained
 
-    found = look(0)  # what is wrong from the start ends it
+    def look_now() -> Status:
+        return look(console.height if limit is None else limit)
+
+    began, problem = time.monotonic(), None
+    found = look_now()  # what is wrong from the start ends it
     with screen or _Paper(console) as display:
         while True:
+            pause = max(seconds, _PAUSE * (time.monotonic() - began))
+            display.update(_page(found, console, limit, pause, problem), refresh=True)
+            time.sleep(pause)
             began, problem = time.monotonic(), None
             try:
-                found = look(console.height if limit is None else limit)
+                found = look_now()
             except Exception as error:
                 problem = error if isinstance(error, Failed) else explained(error)
                 if problem is None:
                     raise
-            pause = max(seconds, _PAUSE * (time.monotonic() - began))
-            display.update(_page(found, console, limit, pause, problem), refresh=True)
-            time.sleep(pause)
 
 
 class _Paper:

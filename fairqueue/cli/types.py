@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any
 
 import click
 
-__all__ = ["Duration", "Moment", "OutputFile"]
+from fairqueue._words import parse_duration
 
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+__all__ = ["Duration", "Moment", "OutputFile"]
 
 
 class Moment(click.ParamType):  # type: ignore[type-arg, unused-ignore]
@@ -37,16 +36,16 @@ class Moment(click.ParamType):  # type: ignore[type-arg, unused-ignore]
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg, unused-ignore]
-    """A time span with its unit: 90s, 10m, 2h, 1d."""
+    """A time span with its unit: 90s, 10m, 2h, 1d; or as :func:`fairqueue._words.parse_duration` has it."""
 
     name = "duration"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
-        match = re.fullmatch(r"([0-9]{1,6})([smhd])", value)
-        if match is None:
+        span = parse_duration(value)
+        if span is None:
             what = "a whole number of at most six digits with s, m, h or d behind it, such as 10m"
             self.fail(f"must be {what}, not {value!r}", param, ctx)
-        return timedelta(**{_UNITS[match[2]]: int(match[1])})
+        return span
 
 
 class OutputFile(click.ParamType):  # type: ignore[type-arg, unused-ignore]

@@ -45,7 +45,7 @@ from fairqueue.embedded._files import (
     traversable,
     trying,
 )
-from fairqueue.embedded._programs import find_binaries, usable_programs
+from fairqueue.embedded._programs import usable_programs
 from fairqueue.embedded._server import Server, ended
 
 __all__ = [
@@ -53,9 +53,7 @@ __all__ = [
     "Server",
     "database_url",
     "ephemeral",
-    "find_binaries",
     "shared",
-    "sqlalchemy_url",
 ]
 
 _ROOM_IN_MEMORY = 2 << 30
@@ -79,8 +77,11 @@ def ephemeral(*, fast: bool = True, settings: Mapping[str, str] = {}, tcp: bool 
     it from the main one); on macOS it is the next call that ends it then. That also removes the directory that was left
     behind.
 
-    ``fast=True`` gives up durability and, where there is room, keeps the data in memory; ``fast=False`` has
-    PostgreSQL's own settings, on disk. ``tcp=True`` listens on 127.0.0.1 too, with a password.
+    :param fast: give up durability and, where there is room, keep the data in memory. False: PostgreSQL's own settings,
+        on disk.
+    :param settings: of PostgreSQL, by name.
+    :param tcp: listen on 127.0.0.1, too, with a password.
+    :raises EmbeddedError: if there are no programs of a server, or it can't be started here.
     """
     programs = usable_programs()
     base = own_directory(_scratch(in_memory=fast) / f"fairqueue-{os.geteuid()}")
@@ -95,8 +96,13 @@ def ephemeral(*, fast: bool = True, settings: Mapping[str, str] = {}, tcp: bool 
 def shared(home: Path | None = None, *, settings: Mapping[str, str] = {}, tcp: bool = False) -> Server:
     """Join the durable server under ``home``, starting it if need be; the last process to leave stops it.
 
-    ``home`` is FAIRQUEUE_PG_HOME, else a folder of this user. ``settings`` and ``tcp`` count where this call starts
-    the server. A process that is killed leaves the server running for the next one, which then stops it.
+    A process that is killed leaves the server running for the next one, which then stops it.
+
+    :param home: a folder; None: FAIRQUEUE_PG_HOME, else one of this user.
+    :param settings: of PostgreSQL, by name; they count where this call starts the server.
+    :param tcp: listen on 127.0.0.1, too, with a password, where this call starts the server.
+    :raises EmbeddedError: if there are no programs of a server, it can't be started here, it is of another major
+        version than what is under ``home``, or it runs without the ``tcp`` that is asked for.
     """
     programs = usable_programs()
     directory = own_directory(own_directory((home or home_directory()).absolute()) / "server")
@@ -109,9 +115,10 @@ def shared(home: Path | None = None, *, settings: Mapping[str, str] = {}, tcp: b
 def database_url(*, durable: bool = False) -> Iterator[str]:
     """An SQLAlchemy URL, good within the block: FAIRQUEUE_DSN, else an embedded server's.
 
-    ``durable`` chooses between :func:`shared` and :func:`ephemeral`.
+    :param durable: of a :func:`shared` server. False: of an :func:`ephemeral` one.
+    :raises EmbeddedError: if FAIRQUEUE_DSN can't be read, or the server can't be started.
     """
-    if url := _url_in("FAIRQUEUE_DSN"):
+    if url := url_in("FAIRQUEUE_DSN"):
         yield url
         return
     with shared() if durable else ephemeral() as server:
@@ -126,7 +133,7 @@ def sqlalchemy_url(dsn: str) -> str:
         raise EmbeddedError(str(error)) from error
 
 
-def _url_in(variable: str) -> str | None:
+def url_in(variable: str) -> str | None:
     """The same of a variable of the environment; None where it isn't set, or is empty."""
     dsn = os.environ.get(variable)
     if not dsn:

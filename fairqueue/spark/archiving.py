@@ -5,7 +5,7 @@
     from datetime import timedelta
     from fairqueue.spark.archiving import archive
 
-    done = archive(spark, {"url": "postgresql://pipeline@db/app"}, "/data/history", release_before=timedelta(days=7))
+    done = archive(spark, "/data/history", url="postgresql://pipeline@db/app", release_before=timedelta(days=7))
     spark.read.parquet("/data/history").where("day = '2026-11-21'").show()
 
 It goes on where the last run has stopped, however that ended: :mod:`.engine.archives` says how. Tasks read from the
@@ -19,12 +19,12 @@ connection: the lock that keeps two runs apart is one of a connection.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from fairqueue.errors import InvalidValue
+from fairqueue._checks import check_count, check_name, check_seconds
 
 from .engine.place import Place
 
@@ -39,32 +39,39 @@ __all__ = ["archive"]
 
 def archive(
     spark: SparkSession,
-    place_options: Mapping[str, str],
     path: str,
     *,
+    url: str | None = None,
+    schema: str = "fairqueue",
+    passfile: str | None = None,
     feed: str = "archive",
     max_rows: int = 1_000_000,
-    release_before: timedelta | None = None,
+    release_before: float | timedelta | None = None,
     progress: Callable[[Archived], None] = lambda _: None,
 ) -> Archived:
     """Archive what the history has now.
 
-    :param place_options: ``url``, ``schema``, ``passfile``, as of the data source.
     :param path: a folder of its own: a path, or a URL.
+    :param url: ``postgresql://user@host/database``, without a password; None: what FAIRQUEUE_DSN or DATABASE_URL says.
+    :param schema: where fairqueue is installed.
+    :param passfile: a file in libpq's format, at the same path on every machine.
     :param feed: the name by which retention keeps what isn't archived yet; another one for another archive.
     :param max_rows: in a batch: what is lost when a run is interrupted, and what its tasks share.
-    :param release_before: drop days in the database that ended so long ago, if their files have the same; None: none.
+    :param release_before: drop days in the database that ended so many seconds ago, or a timedelta, if their files have
+        the same; None: none.
     :param progress: is told after each batch and each day.
-    :raises FairqueueError: the path is another archive's, files are missing, or don't have what the database has.
+    :raises InvalidValue: if a parameter can't be, no database is named, or the path is another archive's.
+    :raises FairqueueError: if another process writes to the archive, the feed is another archive's, files are missing,
+        or they don't have what the database has.
     """
     from .engine.archives import Archive
 
-    if max_rows < 1:
-        raise InvalidValue(f"max_rows must be 1 or more, not {max_rows}")
-    if release_before is not None and release_before < timedelta(0):
-        raise InvalidValue(f"release_before must not be negative, not {release_before}")
-    run = Archive(Place(**place_options), path, feed=feed, each=partial(_on_executors, spark))
-    return run.run(max_rows=max_rows, release_before=release_before, progress=progress)
+    check_name("feed", feed)
+    check_count("max_rows", max_rows, 1)
+    age = None if release_before is None else timedelta(seconds=check_seconds("release_before", release_before))
+    place = Place(url=url, schema=schema, passfile=passfile)
+    run = Archive(place, path, feed=feed, each=partial(_on_executors, spark))
+    return run.run(max_rows=max_rows, release_before=age, progress=progress)
 
 
 def _on_executors(spark: SparkSession, function: Callable[[Any], Any], items: Sequence[Any], /) -> list[Any]:

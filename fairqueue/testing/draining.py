@@ -97,12 +97,13 @@ def drain(
         plain one.
     :param queue: which queue; None: the worker's, for a function ``"default"``.
     :param raises: raise what a handler raises, once the failure is in the database. False: go on with the others.
-    :param limit: how many messages at most, so that a handler which enqueues for ever doesn't.
+    :param limit: how many messages at most, 1 or more, so that a handler which enqueues for ever doesn't.
     :returns: each message and what became of it, in the order in which they were handled. A session's objects are
         expired then, as after a commit.
-    :raises FairqueueError: if there are more than ``limit``. Those have been handled.
-    :raises InvalidValue: if the handler takes a session, and ``where`` is one that has its messages in a database of
-        their own.
+    :raises FairqueueError: if there are more than ``limit``, and those have been handled; or the worker has no handler.
+    :raises InvalidValue: if a parameter can't be; if the handler is async, and ``where`` isn't; or if it takes a
+        session, and ``where`` is one that has its messages in a database of their own.
+    :raises Exception: what a handler raises, unless ``raises=False`` or it is one of those that the worker expects.
     """
     __tracebackhide__ = True
     where = unscoped(where)

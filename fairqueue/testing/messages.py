@@ -55,6 +55,8 @@ class _Fields(TypedDict, total=False):
     containing: dict[str, Any]
     key: str | None
     at: datetime
+    dequeue_at: int
+    priority: int
 
 
 @overload
@@ -74,7 +76,11 @@ def enqueued(session: Any, **fields: Any) -> Any:
     :param containing: what the payload has among other things, likewise in dicts within it. Lists are compared whole.
     :param key: the key; None is a message without one.
     :param at: when the message is due, to the millisecond, as a datetime with a time zone.
+    :param dequeue_at: the same as Unix time in milliseconds, as it is stored.
+    :param priority: 1 or more; one that comes as it comes has none to compare.
     :returns: :class:`fairqueue.Message` objects of no session: they stay as they were.
+    :raises InvalidValue: if a parameter can't be; of ``at``, ``dequeue_at`` and ``priority`` only one may be given.
+    :raises TypeError: if there is no such field.
     """
     expected = _expected(fields)
 
@@ -98,6 +104,9 @@ def assert_enqueued(session: Any, *, count: int = 1, **fields: Any) -> Any:
 
     :param count: how many there have to be, 0 or more. The other parameters are those of :func:`enqueued`.
     :returns: these messages.
+    :raises AssertionError: if there are more or fewer.
+    :raises InvalidValue: if a parameter can't be.
+    :raises TypeError: if there is no such field.
     """
     __tracebackhide__ = True
     check_count("count", count, 0)
@@ -135,7 +144,17 @@ def _expected(given: dict[str, Any]) -> Expected:
     if given.get("key") is not None:
         check_name("key", given["key"])
     if "at" in given:
-        given["at"] = dequeue_at(at=check_moment("at", given["at"]))
+        check_moment("at", given["at"])
+    if "dequeue_at" in given and given["dequeue_at"] is None:
+        raise InvalidValue("dequeue_at must be Unix time in whole milliseconds, not None: leave it out")
+    if "priority" in given and not given["priority"]:
+        raise InvalidValue(
+            f"priority must be 1 or more, not {given['priority']!r}: one that comes as it comes is due at some time"
+            " like any other, so leave it out, or say at"
+        )
+    due = {name: given.pop(name) for name in ("at", "priority", "dequeue_at") if name in given}
+    if due:
+        given["at" if "at" in due else "dequeue_at"] = dequeue_at(**due)
     if not isinstance(given.get("containing", {}), dict):
         raise InvalidValue(f"containing must be a dict, not {given['containing']!r}: for other JSON there is payload")
     return Expected(given)

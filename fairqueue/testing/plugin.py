@@ -43,7 +43,7 @@ def fairqueue_server_url() -> Iterator[str]:
     """An SQLAlchemy URL of a server where databases can be created: FAIRQUEUE_TEST_DSN, else an embedded one."""
     from fairqueue import embedded
 
-    if url := embedded._url_in("FAIRQUEUE_TEST_DSN"):
+    if url := embedded.url_in("FAIRQUEUE_TEST_DSN"):
         yield url
         return
     try:

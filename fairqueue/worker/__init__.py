@@ -112,13 +112,14 @@ class Worker:
 
     :param engine: an Engine or an AsyncEngine, for its own statements and, unless told otherwise, the handler's.
     :param queue: whose messages.
-    :param concurrency: how many at a time, in this process.
+    :param concurrency: how many at a time, in this process: 1 to 10,000.
     :param prefetch: how many more to lease ahead, to stand by in this process: tenants that come now come after them.
         None: as many as slots take up during two dequeues, so that they wait less for these. That is none where
         handlers take a second, and 100 where they take no time (:mod:`fairqueue.worker.pace`). They are handed back
-        when the oldest of them has stood by for a second. A number has so many stand by for as long as it takes.
-    :param lease: for how many seconds (or a timedelta) messages are leased; leases are extended while their handlers
-        run, so this is how long the messages of a killed worker wait.
+        when the oldest of them has stood by for a second. A number, 0 to 10,000, has so many stand by for as long as it
+        takes.
+    :param lease: for how many seconds (or a timedelta), 1 or more, messages are leased; leases are extended while their
+        handlers run, so this is how long the messages of a killed worker wait.
     :param poll: seconds (or a timedelta) between two looks while there is nothing to do and no notification comes.
     :param grace: seconds (or a timedelta) that handlers have to finish once the worker is to stop.
     :param notify: whether to be woken by notifications of the database.
@@ -188,7 +189,8 @@ class Worker:
 
         :param dead: exceptions (a class or a tuple) after which the message is a dead letter at once.
         :param cancel: exceptions after which the message is cancelled.
-        :raises InvalidValue: if the worker has a handler already, or has no sessions of the kind that it takes.
+        :raises InvalidValue: if the worker has a handler already, or has no sessions of the kind that it takes; if the
+            function yields, or takes other parameters; or if ``dead`` or ``cancel`` are no exception classes.
         """
         if function is None:
             return lambda function: self._register(Handler(function, dead=dead, cancel=cancel))

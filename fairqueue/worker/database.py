@@ -12,7 +12,6 @@ worker that is stopped in the middle can't keep the queue's turn.
 from __future__ import annotations
 
 import logging
-import random
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -31,6 +30,7 @@ from sqlalchemy.exc import (
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
+from fairqueue import _backoff
 from fairqueue.errors import FairqueueError, sqlstate
 from fairqueue.schema import verify
 
@@ -44,8 +44,8 @@ log = logging.getLogger("fairqueue.worker")
 
 #: Seconds that giving back a connection may take.
 CLOSING = 2.0
-#: Seconds between two tries at most, unless told otherwise.
-LONGEST = 10.0
+#: Seconds between two tries: doubled with each failure; and at most, unless told otherwise.
+_FIRST, LONGEST = 0.1, 10.0
 
 _LOOK = text("SELECT current_setting('default_transaction_isolation') AS level, clock_timestamp()")
 
@@ -172,8 +172,8 @@ def not_durable(statement: Any) -> Any:
 
 
 def backoff(failures: int, longest: float = LONGEST) -> float:
-    """Seconds before the next try: 0.1 doubled with each failure up to the longest, half of it at random."""
-    return min(0.1 * 2.0 ** min(failures, 10), longest) * random.uniform(0.5, 1)  # noqa: S311
+    """Seconds before the next try."""
+    return _backoff.backoff(failures, _FIRST, longest)
 
 
 def in_a_line(error: BaseException) -> str:

@@ -12,8 +12,8 @@
 * The *reporter* (:mod:`.reporting`) sends decisions to the database in batches. The fetcher doesn't wait for it; but
   of those to be reported, all beyond as many as there are places keep theirs, so that what can't be reported isn't
   taken on for long.
-* The *heart* extends the leases of all jobs, each third of a lease. After an outage or a freeze the fetcher doesn't
-  wait for it: a dequeue puts back all messages whose leases have run out, our own among them.
+* The *heart* (:mod:`.heart`) extends the leases of all jobs. After an outage or a freeze the fetcher doesn't wait for
+  it: a dequeue puts back all messages whose leases have run out, our own among them.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ from typing import TYPE_CHECKING, Any
 import anyio
 from anyio.abc import TaskGroup
 
-from fairqueue.consuming import dequeue, heartbeat
+from fairqueue.consuming import dequeue
 from fairqueue.leases import Outcome
 
 from .database import Database, not_durable
 from .decisions import Decision, Defer, Retry
 from .handlers import Handled
+from .heart import Heart
 from .jobs import Job, Signal
 from .listening import Listener
 from .pace import Pace
@@ -56,8 +57,6 @@ log = logging.getLogger("fairqueue.worker")
 #: What becomes of a message that we leave to others: no attempt is used up, and it keeps its place.
 _HAND_BACK = Defer(delay=0)
 _HAND_BACK.verdict = "is left to others"
-#: What a heartbeat says of a lease that is over.
-_OVER = (Outcome.STALE, Outcome.NOT_FOUND)
 #: Seconds that handing back may take, at the end of the time of grace.
 _LAST_WORDS = 5.0
 _LARGEST_BATCH = 1_000
@@ -86,6 +85,9 @@ class Run:
         self.collecting = False
         self.busy = 0
         self.reporter = Reporter(self.database, self.ended)
+        self.heart = Heart(
+            self.database, worker.lease, self.jobs, self.standby, lambda job: self.ended(job, _HAND_BACK, None)
+        )
         self.unfinished: set[Job] = set()
         self.fetching = True
         self.news = Signal()  # for the fetcher
@@ -149,7 +151,7 @@ class Run:
         log.info("%s works on queue %r, %d at a time", worker.name, worker.queue, worker.concurrency)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.reporter.run)
-            tasks.start_soon(self.beat)
+            tasks.start_soon(self.heart.beat)
             if self.listener:
                 tasks.start_soon(self.listener.run)
             tasks.start_soon(self.fetch, tasks)
@@ -239,14 +241,10 @@ class Run:
             now = monotonic()
             return [Job(message, now) for message in session.scalars(statement)]
 
-        batch = await self.database.insist("dequeue", lease, alone=True, until=self.stopping, before=self.catch_up)
+        batch = await self.database.insist(
+            "dequeue", lease, alone=True, until=self.stopping, before=self.heart.catch_up
+        )
         return batch or []
-
-    async def catch_up(self) -> None:
-        """Extend leases if the heart is late with it: the dequeue that follows must not put our own messages back."""
-        late = monotonic() - self.worker.lease / 2
-        if any(job.extended < late for job in self.jobs):
-            self.let_go(await self.database.run(self.extend, alone=True))
 
     async def idle(self) -> None:
         """Nothing more is eligible: wait for something to happen."""
@@ -345,43 +343,6 @@ class Run:
                 outcome,
                 ": what the handler wrote in its session is rolled back" if settled else "",
             )
-
-    async def beat(self) -> None:
-        longest = self.worker.lease / 3  # also while the database is away: who comes too late finds the leases over
-        while True:
-            await anyio.sleep(longest)
-            if self.jobs:
-                self.let_go(await self.database.insist("extend leases", self.extend, alone=True, longest=longest) or [])
-
-    def extend(self, session: Session) -> list[tuple[Job, str]]:
-        """Extend the leases of the jobs there are at this try: others than before it failed, where it did."""
-        # Also those that are done: their reports may have to wait for the database. A copy, as we may be in a thread.
-        jobs = list(self.jobs)
-        if not jobs:
-            return []
-        now = monotonic()
-        statement = not_durable(heartbeat([job.message for job in jobs], lease=self.worker.lease))
-        results = [row.result for row in session.execute(statement)]
-        for job in jobs:
-            job.extended = now
-        return list(zip(jobs, results, strict=True))
-
-    def let_go(self, results: list[tuple[Job, str]]) -> None:
-        """Of what we hold, those that are no longer ours: as far as that can be done."""
-        for job, result in results:
-            if result not in _OVER:
-                continue
-            try:
-                self.standby.remove(job)
-            except ValueError:
-                # Once: it may take its time to clean up, which another one would cut short. And not one that commits:
-                # the message is gone because it is done, or the commit will find that it was too late.
-                if job.task is not None and not (job.task.done() or job.given_up or job.settling):
-                    log.warning("%s is no longer ours (%s): cancelled", job, result)
-                    job.give_up()
-            else:
-                log.warning("%s is no longer ours (%s): not begun", job, result)
-                self.ended(job, _HAND_BACK, None)
 
     async def finish(self) -> None:
         """Give the jobs their time, then leave the rest to others."""

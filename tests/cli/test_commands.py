@@ -21,7 +21,7 @@ from sqlalchemy.orm import Session
 
 import fairqueue as fq
 from fairqueue import roles, schema
-from fairqueue.cli import Target, commands
+from fairqueue.cli import Target, commands, status
 from fairqueue.cli.program import program
 from tests import acts
 from tests.worker.pooler import Pooler
@@ -104,18 +104,26 @@ def test_watching_where_no_screen_can_be_rewritten(run: Run, session: Session, m
     """One table below the other, and whole ones, as where there is no terminal."""
     for number in range(20):
         acts.put(session, f"tenant {number}")
-    looks: list[float] = []
+    pauses: list[float] = []
+    looks: list[Any] = []
+    look = status._look
 
     def twice(seconds: float) -> None:
-        looks.append(seconds)
-        if len(looks) == 2:
+        pauses.append(seconds)
+        if len(pauses) == 2:
             raise KeyboardInterrupt
 
+    def noted(*arguments: Any) -> Any:
+        looks.append(arguments)
+        return look(*arguments)
+
+    monkeypatch.setattr(status, "_look", noted)
     monkeypatch.setattr("fairqueue.cli.status.time.sleep", twice)
     for name, value in {"FORCE_COLOR": "1", "TERM": "dumb"}.items():  # the former is a terminal to rich
         monkeypatch.setenv(name, value)
     output = run("status", "--watch").stdout
     assert (output.count("queue default"), output.count("tenant ")) == (2, 40)
+    assert len(looks) == 2
 
 
 def test_channel_policies(run: Run, session: Session) -> None:

@@ -15,9 +15,10 @@ from sqlalchemy.orm import Session
 
 import fairqueue as fq
 from fairqueue.cli.program import program
+from fairqueue.cli.spark.base import options_of
 from fairqueue.cli.target import Target
 from fairqueue.errors import FairqueueError, InvalidValue
-from fairqueue.spark.engine.place import Place, options_of
+from fairqueue.spark.engine.place import Place
 from fairqueue.spark.enqueueing import Enqueued, _folder, _format_of, enqueue, read_files
 from tests.fixtures.spark import on_spark
 
@@ -334,4 +335,4 @@ def test_clean(engine: Engine, database_url: str) -> None:
     with engine.begin() as connection:
         connection.exec_driver_sql(f"SELECT fairqueue.stage_create('{'0' * 32}', 1)")
     assert run(database_url, "clean").output == "0 staging tables dropped.\n"
-    assert run(database_url, "clean", "--hours", 0).output == "1 staging table dropped.\n"
+    assert run(database_url, "clean", "--older-than", "0s").output == "1 staging table dropped.\n"

@@ -362,5 +362,7 @@ class TestOtherServers:
 
 
 def test_names(place: Place) -> None:
+    with pytest.raises(InvalidValue, match="feed must be text, not 7"):
+        Feed(Place(url="postgresql:///x"), 7)  # type: ignore[arg-type]
     with pytest.raises(InvalidValue, match="feed must have 1 to 255 characters, not 256"):
         Feed(place, "x" * 256)

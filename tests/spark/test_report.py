@@ -414,6 +414,8 @@ def test_what_can_not_be_is_refused(spark: "SparkSession", tmp_path: Path) -> No
         report(history, tmp_path / "out", since=UNTIL, until=SINCE)
     with pytest.raises(InvalidValue, match="since must be a datetime with a time zone"):
         report(history, tmp_path / "out", since=SINCE.replace(tzinfo=None))
+    with pytest.raises(InvalidValue, match="until must be a datetime with a time zone, not '2026-11-01'"):
+        report(history, tmp_path / "out", until="2026-11-01")  # type: ignore[arg-type]
     with pytest.raises(InvalidValue, match="lacks cost"):
         report(history.drop("cost"), tmp_path / "out")
     with pytest.raises(InvalidValue, match="lacks leased_until"):

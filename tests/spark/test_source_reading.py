@@ -22,6 +22,7 @@ from pyspark.sql.types import StructType
 from fairqueue.cli import Target
 from fairqueue.cli.spark.archive import archive as command
 from fairqueue.errors import InvalidValue
+from fairqueue.spark import archive
 from fairqueue.spark.engine.reading import Selection, arrow_schema
 from fairqueue.spark.engine.reading import snapshot as held_snapshot
 from fairqueue.spark.schemas import HISTORY, MESSAGES
@@ -212,3 +213,23 @@ def test_the_archive(spark: "SparkSession", url: str, connection: psycopg.Connec
     assert rows == wanted
     assert history(connection) == []
     assert json.loads((tmp_path / "lake" / "_archive.json").read_text())["feed"] == "archive"
+
+
+def test_the_archive_as_a_function(spark: "SparkSession", database_url: str, tmp_path: Path) -> None:
+    with psycopg.connect(libpq(database_url)) as connection:
+        add(connection, [row(number) for number in range(3)])
+        connection.commit()
+        done = archive(spark, str(tmp_path), url=database_url, feed="lake", max_rows=2, release_before=86_400.0)
+        assert (done.rows, len(done.released)) == (3, 1)
+        assert history(connection) == []
+    for wrong, told in (
+        ({"feed": ""}, "feed must have 1 to 255 characters, not 0"),
+        ({"feed": None}, "feed must be text, not None"),
+        ({"max_rows": 0}, "max_rows must be a whole number from 1 to "),
+        ({"max_rows": 1.5}, "max_rows must be a whole number from 1 to "),
+        ({"release_before": -1}, "release_before must be between 0 and "),
+        ({"release_before": "7d"}, "release_before must be between 0 and "),
+        ({"url": "postgresql://me:secret@db/app"}, "url must not hold a password"),
+    ):
+        with pytest.raises(InvalidValue, match=f"^{told}"):
+            archive(spark, str(tmp_path), **{"url": database_url, **wrong})  # type: ignore[arg-type]

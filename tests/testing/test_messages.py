@@ -1,7 +1,7 @@
 """What tests say about messages: what they find, and what they say when they don't."""
 
 import json
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from unittest.mock import ANY
 
@@ -71,6 +71,19 @@ class TestWhatIsCompared:
             assert assert_enqueued(session, channel="acme", count=2)[1].queue == "mail"
             assert assert_enqueued(session, queue="default", payload=0, count=0) == []
 
+    def test_when_it_is_due(self, session: Session) -> None:
+        fq.enqueue(session, "acme", priority=5)
+        fq.enqueue(session, "acme", dequeue_at=1_000)
+        fq.enqueue(session, "acme")
+        (urgent,) = assert_enqueued(session, priority=5)
+        assert urgent.dequeue_at == -5
+        assert_enqueued(session, dequeue_at=-5)
+        assert_enqueued(session, priority=4, count=0)
+        assert_enqueued(session, at=datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC))
+        assert_enqueued(session, dequeue_at=1_000)
+        with pytest.raises(AssertionError, match="expected 1 message with dequeue_at=-6"):
+            assert_enqueued(session, priority=6)
+
     @pytest.mark.parametrize(
         ("wrong", "message"),
         [
@@ -78,6 +91,12 @@ class TestWhatIsCompared:
             ({"queue": ""}, "queue must have 1 to 255 characters, not 0"),
             ({"key": 1}, "key must be text, not 1"),
             ({"at": None}, "at must be a datetime with a time zone, not None"),
+            ({"dequeue_at": None}, "dequeue_at must be Unix time in whole milliseconds, not None"),
+            ({"dequeue_at": 1.5}, "dequeue_at must be Unix time in whole milliseconds, not 1.5"),
+            ({"priority": 0}, "priority must be 1 or more, not 0: one that comes as it comes"),
+            ({"priority": None}, "priority must be 1 or more, not None"),
+            ({"priority": -1}, "priority must be a whole number"),
+            ({"priority": 1, "dequeue_at": 5}, "only one of priority, dequeue_at may be given"),
             ({"containing": ["x"]}, "containing must be a dict, not ['x']: for other JSON there is payload"),
             ({"count": -1}, "count must be a whole number from 0"),
         ],

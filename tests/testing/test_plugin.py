@@ -10,6 +10,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.sql import SQL, Identifier
 from sqlalchemy import make_url, text
 from sqlalchemy.orm import Session
 
@@ -218,6 +219,45 @@ class TestDatabases:
             assert made.drivername == "postgresql+psycopg"
             with psycopg.connect(libpq(url)) as connection:
                 assert connection.info.dbname == made.database
+
+    def test_what_cannot_be_dropped(self, postgres: Postgres) -> None:
+        """It is tried again, and is nobody else's error, unless it can't be dropped in the end."""
+        url = postgres.url.render_as_string(hide_password=False)
+        with psycopg.connect(libpq(url), autocommit=True) as connection:
+
+            def make(databases: Databases, *, stays: bool = False) -> str:
+                with databases.create("template0") as made:
+                    name = make_url(made).database or ""
+                keep(name, stays)
+                return name
+
+            def keep(name: str, stays: bool) -> None:
+                connection.execute(SQL("ALTER DATABASE {} IS_TEMPLATE {}").format(Identifier(name), stays))
+
+            def leave() -> None:
+                with Databases(url) as databases:
+                    left.append(make(databases, stays=True))
+
+            with Databases(url) as databases:
+                name = make(databases, stays=True)
+                make(databases)
+                keep(name, False)
+                make(databases)
+                found = connection.execute("SELECT FROM pg_database WHERE datname = %s", [name])
+                assert found.fetchone() is None
+            left: list[str] = []
+            with pytest.raises(psycopg.errors.WrongObjectType, match="template"):
+                leave()
+            keep(left[0], False)
+            connection.execute(SQL("DROP DATABASE {}").format(Identifier(left[0])))
+
+    def test_what_the_test_itself_has_dropped(self, postgres: Postgres) -> None:
+        url = postgres.url.render_as_string(hide_password=False)
+        with Databases(url) as databases, psycopg.connect(libpq(url), autocommit=True) as connection:
+            with databases.create("template0") as made:
+                connection.execute(SQL("DROP DATABASE {}").format(Identifier(make_url(made).database or "")))
+            with databases.create("template0"):
+                pass
 
     def test_of_the_users_own(
         self, shop: Path, run: Run, empty_database_url: str, monkeypatch: pytest.MonkeyPatch

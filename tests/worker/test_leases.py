@@ -4,6 +4,7 @@ import asyncio
 import re
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from sqlalchemy.util import await_only
 
 import fairqueue as fq
 from fairqueue.testing import Clock
-from fairqueue.worker import running
+from fairqueue.worker import heart, running
 from tests.acts import lease_of, put, take, wait_until
 from tests.fixtures.workers import EngineOf, WorkerOf
 from tests.worker.working import (
@@ -29,6 +30,12 @@ from tests.worker.working import (
     wait_for_endings,
     wait_until_it_waits,
 )
+
+
+def go_by(monkeypatch: pytest.MonkeyPatch, clock: Callable[[], float]) -> None:
+    """The clock by which workers know how old their leases are."""
+    for module in (running, heart):
+        monkeypatch.setattr(module, "monotonic", clock)
 
 
 def test_they_are_extended(engine: Engine, session: Session, worker_of: WorkerOf) -> None:
@@ -61,7 +68,7 @@ def test_while_the_database_is_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each try is soon enough for a lease, and for all the messages that there are by then."""
-    monkeypatch.setattr(running, "monotonic", lambda: 0.0)  # or dequeues would be preceded by heartbeats
+    go_by(monkeypatch, lambda: 0.0)  # or dequeues would be preceded by heartbeats
     (first,) = put(session, "acme")
     done = threading.Event()
     away = True
@@ -193,7 +200,7 @@ def test_after_a_freeze(
         if "message_complete" in statement and not go.is_set():
             raise OperationalError(None, None, ConnectionError("gone"))
 
-    monkeypatch.setattr(running, "monotonic", lambda: time.monotonic() + frozen)
+    go_by(monkeypatch, lambda: time.monotonic() + frozen)
     app = worker_of("plain", body, concurrency=2, lease=3600, poll=RARELY)
     event.listen(app.engine, "before_cursor_execute", refuse)
     with Clock(engine) as clock, statements(app.engine, "message_heartbeat") as sent, app:
@@ -223,7 +230,7 @@ def test_what_was_taken_meanwhile(
         if message.id == first:
             go.wait(30)
 
-    monkeypatch.setattr(running, "monotonic", lambda: time.monotonic() + frozen)
+    go_by(monkeypatch, lambda: time.monotonic() + frozen)
     app = worker_of("plain", body, concurrency=1, prefetch=3, lease=3600, poll=RARELY)
     with Clock(engine) as clock, app:
         wait_until(lambda: began)
@@ -249,7 +256,7 @@ def test_since_when(session: Session, worker_of: WorkerOf, monkeypatch: pytest.M
         if "message_dequeue(" in statement:
             passed = 2000
 
-    monkeypatch.setattr(running, "monotonic", lambda: time.monotonic() + passed)
+    go_by(monkeypatch, lambda: time.monotonic() + passed)
     app = worker_of("plain", lambda *_: go.wait(30), concurrency=2, lease=3600, poll=RARELY)
     event.listen(app.engine, "before_cursor_execute", take_long)
     with statements(app.engine, "message_heartbeat") as sent, app:
@@ -267,10 +274,10 @@ def test_one_that_is_just_being_completed(
     """By the handler's own transaction: to a heartbeat it is neither extended nor lost."""
     put(session, "acme")
     told: list[str] = []
-    let_go = running.Run.let_go
+    let_go = heart.Heart.let_go
 
-    def note(run: running.Run, results: list[tuple[Any, str]]) -> None:
-        let_go(run, results)
+    def note(of: heart.Heart, results: list[tuple[Any, str]]) -> None:
+        let_go(of, results)
         told.extend(result for _, result in results)
 
     def body(_: object, own: Session) -> None:
@@ -280,7 +287,7 @@ def test_one_that_is_just_being_completed(
         while "busy" not in told:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
-    monkeypatch.setattr(running.Run, "let_go", note)
+    monkeypatch.setattr(heart.Heart, "let_go", note)
     with worker_of("async session", body, lease=1):
         assert wait_for_endings(session, 1) == {"completed": 1}
     assert session.scalars(select(fq.History.attempt)).all() == [1]

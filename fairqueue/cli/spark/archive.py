@@ -13,7 +13,7 @@ from fairqueue.cli.output import echo
 from fairqueue.cli.target import Target, pass_target
 from fairqueue.cli.types import Duration
 
-from .base import Start, session_options
+from .base import Start, options_of, session_options
 
 if TYPE_CHECKING:
     from fairqueue.spark.engine.archives import Archived
@@ -50,8 +50,6 @@ def archive(
     s3://bucket/history, with files at day=2026-11-21/queue=default. Until it is archived, no history is dropped; for
     an archive that is given up, call feed_forget(NAME). Rights: pipeline.
     """
-    from fairqueue.spark.engine.place import options_of
-
     # Before Spark starts, whose processes find a password in its environment.
     options = options_of(target)
     start = time.monotonic()
@@ -67,8 +65,9 @@ def archive(
         start = time.monotonic()
         done = run(
             session,
-            options,
             path,
+            url=options["url"],
+            schema=options["schema"],
             feed=feed,
             max_rows=max_rows,
             release_before=release_before,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -12,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fairqueue.cli.failures import Failed
+from fairqueue.cli.failures import Failed, Invalid
+from fairqueue.cli.target import Target
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Start", "extra", "session_options"]
+__all__ = ["Start", "extra", "options_of", "session_options"]
 
 #: What a callback gets as ``spark``: ``with spark() as session: ...``
 Start = Callable[[], "AbstractContextManager[SparkSession]"]
@@ -30,6 +32,24 @@ def extra() -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         raise Failed(f"{error.name} is not installed; pip install 'fairqueue[spark]'") from None
+
+
+def options_of(target: Target) -> dict[str, str]:
+    """The options of the data source for the database of a command.
+
+    Its password goes into the environment of this process, and so of a local Spark that is started later; executors
+    elsewhere need their own.
+    """
+    from fairqueue._url import libpq, parsed
+
+    if not isinstance(target.place, str):
+        raise Invalid("no database is named; use --dsn, FAIRQUEUE_DSN or DATABASE_URL")
+    url = parsed(target.place)
+    if password := url.query.get("password", url.password):  # the order that libpq has
+        os.environ["PGPASSWORD"] = str(password)
+    # To set(), None is no value.
+    url = url._replace(password=None).difference_update_query(["password"])
+    return {"url": libpq(url), "schema": target.schema}
 
 
 def session_options(callback: Callable[..., Any]) -> Callable[..., Any]:

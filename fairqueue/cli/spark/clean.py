@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import click
 
 from fairqueue.cli.base import Command
 from fairqueue.cli.target import Target, pass_target
+from fairqueue.cli.types import Duration
 
-from .base import extra
+from .base import extra, options_of
 
 __all__ = ["clean"]
 
 
 @click.command(cls=Command, short_help="Drop what loads that died have left.")
 @click.option(
-    "--hours",
-    type=click.FloatRange(min=0),
-    default=24,
+    "--older-than",
+    metavar="AGE",
+    type=Duration(),
+    default="1d",
     show_default=True,
-    help="Only what is older; no load that still runs may be.",
+    help="Only what has been there for longer (12h, 7d), as no load that still runs may be.",
 )
 @pass_target
-def clean(target: Target, *, hours: float) -> None:
+def clean(target: Target, *, older_than: timedelta) -> None:
     """Drop the staging tables of loads that died. Each load that succeeds does so, too. Rights: operator."""
     with extra():
         from fairqueue.spark.engine.loading import clean as run
-        from fairqueue.spark.engine.place import Place, options_of
+        from fairqueue.spark.engine.place import Place
 
-    dropped = run(Place(**options_of(target)), hours)
+    dropped = run(Place(**options_of(target)), older_than / timedelta(hours=1))
     click.echo(f"{dropped} staging table{'' if dropped == 1 else 's'} dropped.")

@@ -13,7 +13,7 @@ from fairqueue.cli.target import Target, pass_target
 from fairqueue.spark.enqueueing import FORMATS
 from fairqueue.spark.enqueueing import enqueue as run
 
-from .base import Start, session_options
+from .base import Start, options_of, session_options
 
 __all__ = ["enqueue"]
 
@@ -71,8 +71,6 @@ def enqueue(
 
     Either all of them are enqueued, or none, unless --commit direct is chosen. Rights: pipeline.
     """
-    from fairqueue.spark.engine.place import options_of
-
     expressions = dict(_assignment(each) for each in others)
     conflict = on_conflict or ("raise" if commit == "direct" else "ignore")
     # Before Spark starts, whose processes find a password in its environment.

@@ -16,7 +16,7 @@ from fairqueue.cli.output import echo, make_console, make_table, number, printab
 from fairqueue.cli.target import Target, pass_target
 from fairqueue.cli.types import Moment
 
-from .base import Start, session_options
+from .base import Start, options_of, session_options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -61,7 +61,6 @@ def report(
     DIR, which takes the place of an older report. Weights come from the database; with --archive, if one is named.
     Rights: observer.
     """
-    from fairqueue.spark.engine.place import options_of
     from fairqueue.spark.reporting.windows import check_order, parse_window
 
     length = parse_window(window)

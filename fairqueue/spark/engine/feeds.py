@@ -29,6 +29,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from fairqueue._checks import check_name
 from fairqueue.errors import FairqueueError, InvalidValue
 
 from .place import Place, row_of
@@ -104,11 +105,12 @@ class Feed:
 
     :param name: of its cursor in the database, by which retention keeps what it hasn't read; None: it has none.
     :param fail_on_loss: whether rows that were dropped before they were read are an error.
+    :raises InvalidValue: if that can't be the name.
     """
 
     def __init__(self, place: Place, name: str | None = None, *, fail_on_loss: bool = True) -> None:
-        if name is not None and not 1 <= len(name) <= 255:
-            raise InvalidValue(f"feed must have 1 to 255 characters, not {len(name)}")
+        if name is not None:
+            check_name("feed", name)
         self._place = place
         self._name = name
         self._fail_on_loss = fail_on_loss

@@ -29,9 +29,7 @@ if TYPE_CHECKING:
     from adbc_driver_manager.dbapi import Connection as ArrowConnection
     from sqlalchemy import URL
 
-    from fairqueue.cli.target import Target
-
-__all__ = ["Place", "options_of", "row_of"]
+__all__ = ["Place", "row_of"]
 
 _VARIABLES = ("FAIRQUEUE_DSN", "DATABASE_URL")
 _CONNECT_TIMEOUT = "10"  # seconds
@@ -123,19 +121,3 @@ def _has_password(url: URL) -> bool:
 def row_of(connection: psycopg.Connection[Any], query: str, *parameters: object) -> Any:
     """The first row that a statement returns; None: it returns none."""
     return connection.execute(query.encode(), parameters or None).fetchone()
-
-
-def options_of(target: Target) -> dict[str, str]:
-    """The options of the data source for the database of a command.
-
-    Its password goes into the environment of this process, and so of a local Spark that is started later; executors
-    elsewhere need their own.
-    """
-    if not isinstance(target.place, str):
-        raise InvalidValue("no database is named; use --dsn, FAIRQUEUE_DSN or DATABASE_URL")
-    url = parsed(target.place)
-    if password := url.query.get("password", url.password):  # the order that libpq has
-        os.environ["PGPASSWORD"] = str(password)
-    # To set(), None is no value.
-    url = url._replace(password=None).difference_update_query(["password"])
-    return {"url": libpq(url), "schema": target.schema}

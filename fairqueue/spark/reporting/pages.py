@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from html import escape
 
-from fairqueue.cli.output import duration, moment, number, printable
+from fairqueue._words import duration, moment, number, printable
 
 from . import pictures
 from .summaries import QueueSummary, Row, Summary

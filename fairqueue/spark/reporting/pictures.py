@@ -17,7 +17,7 @@ from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogFormatter
 
-from fairqueue.cli.output import number, printable
+from fairqueue._words import number, printable
 
 from .summaries import QueueSummary
 from .words import seconds

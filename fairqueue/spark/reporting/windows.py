@@ -12,11 +12,12 @@ Inside the report a time is a number of microseconds, and a window is its number
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
+from fairqueue._checks import check_moment
+from fairqueue._words import parse_duration
 from fairqueue.errors import InvalidValue
 from fairqueue.schedule import EPOCH
 
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
 __all__ = ["Period", "check_order", "microseconds", "moment", "parse_window"]
 
 _MICROSECOND = timedelta(microseconds=1)
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
-_LENGTH = re.compile(r"\s*(\d{1,6})\s*(s|sec|seconds?|m|min|minutes?|h|hours?|d|days?)\s*")
 
 
 def parse_window(text: str | timedelta) -> timedelta:
@@ -36,10 +35,7 @@ def parse_window(text: str | timedelta) -> timedelta:
 
     :raises InvalidValue: if it is none, or not between one second and 366 days.
     """
-    length = text
-    if isinstance(text, str):
-        found = _LENGTH.fullmatch(text.lower())
-        length = timedelta(**{_UNITS[found[2][0]]: int(found[1])}) if found else timedelta()
+    length = parse_duration(text) if isinstance(text, str) else text
     if not isinstance(length, timedelta) or not timedelta(seconds=1) <= length <= timedelta(days=366):
         raise InvalidValue(f"window must be a length of time such as '1 min', '1 hour' or '1 day', not {text!r}")
     return length
@@ -53,9 +49,7 @@ def moment(field: str, value: datetime | None) -> int | None:
     """Microseconds since 1970 of a time that has a zone."""
     if value is None:
         return None
-    if value.tzinfo is None:
-        raise InvalidValue(f"{field} must be a datetime with a time zone, not {value!r}")
-    return (value - EPOCH) // _MICROSECOND
+    return (check_moment(field, value) - EPOCH) // _MICROSECOND
 
 
 def check_order(since: datetime | None, until: datetime | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from fairqueue.cli.output import duration, moment
+from fairqueue._words import duration, moment
 
 from .tables import Report
 
