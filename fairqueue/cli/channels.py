@@ -44,7 +44,7 @@ def set_(target: Target, /, name: str, queue: str, **values: Any) -> None:
 
     The word "default" leads back to what the queue says for all its channels. Rights: operator.
     """
-    set_policy(target, Place(queue, name), values, if_none="as the queue has it")
+    set_policy(target, Place(queue, name), CHANNEL_SETTINGS, values, if_none="as the queue has it")
 
 
 @channel.command("list")

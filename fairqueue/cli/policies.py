@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -83,10 +83,12 @@ class Place:
 
     @property
     def key(self) -> dict[str, Any]:
+        """The key of its policy."""
         return {"name": self.queue} if self.channel is None else {"queue": self.queue, "name": self.channel}
 
     @property
     def names(self) -> dict[str, Any]:
+        """What :func:`fairqueue.pause` calls it."""
         return {"queue": self.queue} if self.channel is None else {"queue": self.queue, "channel": self.channel}
 
 
@@ -110,7 +112,7 @@ class _Value(click.ParamType):  # type: ignore[type-arg, unused-ignore]
         return f"{self.name.upper()}|default"
 
 
-def option(field: str) -> str:
+def _option(field: str) -> str:
     """The option that sets a field of the model."""
     return f"--{field.replace('_', '-')}"
 
@@ -120,21 +122,20 @@ def options_of(settings: Mapping[str, Setting]) -> Callable[[F], F]:
 
     def decorate(function: F) -> F:
         for field, setting in reversed([*settings.items()]):
-            function = click.option(option(field), type=_Value(setting.kind), help=setting.help)(function)
+            function = click.option(_option(field), type=_Value(setting.kind), help=setting.help)(function)
         return function
 
     return decorate
 
 
-def set_policy(target: Target, place: Place, values: Mapping[str, Any], *, if_none: str) -> None:
-    """Set what is given of ``values``, and say what differs from the defaults then, or ``if_none``."""
+def set_policy(
+    target: Target, place: Place, fields: Collection[str], values: Mapping[str, Any], *, if_none: str
+) -> None:
+    """Set what is given of ``values``, and say which ``fields`` differ from their defaults then, or ``if_none``."""
     given = {field: value for field, value in values.items() if value is not None}
-    context = click.get_current_context()
-    # Not of `values`, which are in the order of the command line.
-    fields = [each.name for each in context.command.params if each.name in values]
     if not given:
-        options = ", ".join(option(field) for field in fields)
-        raise click.UsageError(f"nothing to set: give at least one of {options}", context)
+        options = ", ".join(map(_option, fields))
+        raise click.UsageError(f"nothing to set: give at least one of {options}", click.get_current_context())
     columns = place.model.__table__.c
     defaults = {field: _default(columns[field]) for field in fields}
     policy = place.model(

@@ -55,7 +55,7 @@ def set_(target: Target, /, name: str, **values: Any) -> None:
 
     The word "default" leads back to what applies to a queue without a policy; of a limit, to none. Rights: operator.
     """
-    set_policy(target, Place(name), values, if_none="all settings at their defaults")
+    set_policy(target, Place(name), _ALL, values, if_none="all settings at their defaults")
 
 
 @queue.command("list")
