@@ -13,6 +13,7 @@ pytest_plugins = (
     "tests.fixtures.postgres",
     "tests.fixtures.databases",
     "tests.fixtures.connections",
+    "tests.fixtures.commands",
     "tests.fixtures.plans",
     "tests.fixtures.workers",
     "tests.fixtures.spark",

@@ -20,7 +20,9 @@ Another command line, such as Flask's, may have the same commands for a database
 * ``errors.py``: what an error means, and the way out
 * ``output.py``: tables, JSON, and text that is safe on a terminal
 * ``signals.py``: signals that mean something else for a while
-* ``status.py``, ``channels.py``, ``messages.py``, ``database.py``, ``bench.py``, ``spark/``: commands by topic
+* ``status.py``, ``queues.py``, ``channels.py``, ``messages.py``, ``database.py``, ``bench.py``, ``spark/``: commands by
+  topic
+* ``policies.py``: what the commands of queues and channels have in common
 * ``worker.py``, ``processes.py``: running workers, in this process or in several
 """
 

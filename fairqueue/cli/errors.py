@@ -29,7 +29,7 @@ _DRIVER = {
     "connection option": "check the options of the database URL",
     "DateStyle": "set PGDATESTYLE=ISO in the environment",
     "timestamp too": "a time in the database is none that Python knows, as the end of a pause may be:"
-    " `fairqueue channel resume` ends it",
+    " `fairqueue channel resume`, or `fairqueue queue resume`, ends it",
 }
 _NO_RIGHT = "42501"
 _WAYS_OUT = {

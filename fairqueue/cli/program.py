@@ -12,6 +12,7 @@ from .bench import bench
 from .channels import channel
 from .database import check, grant, migrate
 from .messages import dead, message
+from .queues import queue
 from .spark import spark
 from .status import status
 from .target import Target
@@ -20,7 +21,7 @@ from .worker import worker
 __all__ = ["commands", "program"]
 
 #: The commands that work on a :class:`Target`, for the command line of a host.
-commands: list[click.Command] = [migrate, status, channel, message, dead, check, grant]
+commands: list[click.Command] = [migrate, status, queue, channel, message, dead, check, grant]
 
 
 @click.group("fairqueue", cls=Group, epilog=EXIT_CODES)

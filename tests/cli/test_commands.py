@@ -5,9 +5,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
@@ -15,8 +13,8 @@ from typing import Any
 
 import click
 import pytest
-from click.testing import CliRunner, Result
-from sqlalchemy import Engine, create_engine, select, text
+from click.testing import CliRunner
+from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
@@ -24,31 +22,8 @@ from fairqueue import roles, schema
 from fairqueue.cli import Target, commands, status
 from fairqueue.cli.program import program
 from tests import acts
+from tests.cli import ODD, Run, document
 from tests.worker.pooler import Pooler
-
-#: A terminal would clear its screen, write backwards, colour, and draw a picture.
-ODD = "\x1b[2J\u202e[red]x[/red]:smile:"
-
-Run = Callable[..., Result]
-
-
-@pytest.fixture
-def run(database_url: str, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs the command line on the test's database; its exit code has to be the one that is given."""
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("FAIRQUEUE_DSN", database_url)
-
-    def run(*arguments: object, code: int = 0) -> Result:
-        result = CliRunner().invoke(program, [str(each) for each in arguments])
-        assert result.exit_code == code, (result.output, result.exception)
-        return result
-
-    return run
-
-
-def document(result: Result) -> Any:
-    """The one JSON document that is all of stdout."""
-    return json.loads(result.stdout)
 
 
 def dead_letter(session: Session, channel: str = "acme", **fields: Any) -> int:
@@ -124,60 +99,6 @@ def test_watching_where_no_screen_can_be_rewritten(run: Run, session: Session, m
     output = run("status", "--watch").stdout
     assert (output.count("queue default"), output.count("tenant ")) == (2, 40)
     assert len(looks) == 2
-
-
-def test_channel_policies(run: Run, session: Session) -> None:
-    def policy() -> Any:
-        (channel,) = document(run("channel", "list", "--json"))["channels"]
-        return channel
-
-    assert "No channel" in run("channel", "list").stdout
-    said = run("channel", "set", ODD, "--queue", "q", "--weight", "2.5", "--max-concurrency", "4").stdout
-    assert said == "Channel \\x1b[2J\\u202e[red]x[/red]:smile: of queue q: weight 2.5, max_concurrency 4.\n"
-    run("channel", "set", ODD, "--queue", "q", "--max-size", "9", "--overflow", "drop", "--weight", "default")
-    assert policy() == {
-        "queue": "q",
-        "name": ODD,
-        "weight": None,
-        "max_concurrency": 4,
-        "release_interval_ms": None,
-        "burst": None,
-        "max_size": 9,
-        "overflow": "drop",
-        "paused": False,
-        "resume_at": None,
-    }
-    run("channel", "pause", ODD, "--queue", "q", "--until", "2200-01-01T00:00:00+00:00")
-    assert policy()["resume_at"] == "2200-01-01T00:00:00+00:00"
-    output = run("channel", "list").stdout
-    assert all(len(line) <= 80 for line in output.splitlines())
-    assert re.search(r"^\\x1b\[2J\\\S*… +- +4 +- +- +9 +drop +for [0-9,]+ d *$", output, re.MULTILINE)
-    run("channel", "resume", ODD, "--queue", "q")
-    assert policy()["paused"] is False
-    assert document(run("channel", "list", "--queue", "other", "--json")) == {"channels": []}
-    past = datetime(2001, 1, 1, tzinfo=UTC)
-    session.add(fq.Channel("acme", release_interval_ms=250, burst=3, paused=True, resume_at=past))
-    session.commit()
-    assert re.search(r"^acme +- +- +250 +3 +- +- +over *$", run("channel", "list").stdout, re.MULTILINE)
-
-
-def test_a_pause_holds_for_a_channel_a_queue_and_a_time(run: Run, session: Session) -> None:
-    acts.put_all(session, {"acme": 2, "globex": 2})
-    run("channel", "pause", "acme", "--for", "10m")
-    until = session.scalars(select(fq.Channel.resume_at)).one()
-    assert until is not None
-    assert 590_000 < until.timestamp() * 1000 - acts.clock(session) <= 600_000
-    assert acts.take(session, 3) == ["globex", "globex"]
-    run("channel", "pause", "--all-channels")
-    run("channel", "resume", "acme")
-    assert acts.take(session, 3) == []
-    run("channel", "resume", "--all-channels")
-    assert acts.take(session, 3) == ["acme", "acme"]
-    run("channel", "pause", "initech", "--queue", "elsewhere")
-    policies = session.scalars(select(fq.Channel.name)).all()
-    for misspelt in (["Acme"], ["acme"], ["acme", "--queue", "elsewhere"], ["initech"], ["--all-channels"]):
-        assert "is not paused" in run("channel", "resume", *misspelt, code=1).stderr
-    assert session.scalars(select(fq.Channel.name)).all() == policies
 
 
 def test_message_show(run: Run, session: Session) -> None:
@@ -391,8 +312,11 @@ def test_another_schema_is_another_queue(run: Run, engine: Engine) -> None:
     assert document(run("status", "--json"))["queues"] == []
     run("--schema", "My Q", "channel", "set", "acme", "--weight", "3")
     run("--schema", "My Q", "channel", "pause", "acme")
+    run("--schema", "My Q", "queue", "set", "default", "--max-attempts", "3")
+    run("--schema", "My Q", "queue", "pause", "default")
     run("--schema", "My Q", "check")
     assert document(run("channel", "list", "--json")) == {"channels": []}
+    assert document(run("queue", "list", "--json")) == {"queues": []}
 
 
 def test_a_host_mounts_the_commands_on_its_own_engine(engine: Engine) -> None:
@@ -412,6 +336,7 @@ def test_a_host_mounts_the_commands_on_its_own_engine(engine: Engine) -> None:
     assert {command.name for command in commands} == {
         "migrate",
         "status",
+        "queue",
         "channel",
         "message",
         "dead",

@@ -52,8 +52,7 @@ def complaint(*arguments: str, code: int, environment: dict[str, str] | None = N
         (["channel", "set", "acme", "--burst", "1.5"], "--burst: must be a whole number or 'default', not '1.5'"),
         (["channel", "set", "acme", "--overflow", "spill"], "overflow must be 'reject' or 'drop', not 'spill'"),
         (["channel", "set", "", "--weight", "1"], "name must have 1 to 255 characters, not 0"),
-        (["channel", "pause"], "give its NAME, or --all-channels"),
-        (["channel", "resume", "acme", "--all-channels"], "only one of 'acme' and --all-channels"),
+        (["channel", "pause"], "Missing argument 'NAME'; see `fairqueue channel pause --help`"),
         (["channel", "pause", "acme", "--until", "2030-01-01"], "--until: must be a time with its zone, such as 20"),
         (["channel", "pause", "acme", "--until", "soon"], "--until: must be a time with its zone"),
         (["channel", "pause", "acme", "--for", "10"], "with s, m, h or d behind it, such as 10m, not '10'"),
@@ -68,8 +67,34 @@ def complaint(*arguments: str, code: int, environment: dict[str, str] | None = N
             ["channel", "pause", "acme", "--until", "2020-01-31T09:00:00+00:00"],
             "--until must be a time ahead, not 2020-01-31 09:00:00+00:00, as the clock of the queue says 20",
         ),
-        (["channel", "pause", "--all-channels", "--until", "2020-01-31T09:00:00+00:00"], "--until must be a time"),
         (["channel", "pause", "acme", "--for", "0s"], "--for must be longer than 0; `fairqueue channel resume`"),
+        (["queue", "set"], "Missing argument 'NAME'"),
+        (
+            ["queue", "set", "mails"],
+            "nothing to set: give at least one of --max-concurrency, --max-attempts, --backoff, --max-backoff, ",
+        ),
+        (
+            ["queue", "set", "mails", "--max-attempts", "many"],
+            "--max-attempts: must be a whole number or 'default', not 'many'; see `fairqueue queue set --help`",
+        ),
+        (["queue", "set", "mails", "--backoff", "1m"], "--backoff: must be a number or 'default', not '1m'"),
+        (["queue", "set", "mails", "--history-days", "7.5"], "--history-days: must be a whole number or 'default'"),
+        (["queue", "set", "mails", "--max-attempts", "0"], "max_attempts must be a whole number from 1 to 2147483647"),
+        (["queue", "set", "mails", "--max-backoff", "nan"], "max_backoff must be between 0 and 31557600 seconds"),
+        (["queue", "set", "mails", "--history-days", "36501"], "history_days must be a whole number from 0 to 36500"),
+        (
+            ["queue", "set", "mails", "--max-concurrency", "5", "--channel-weight", "0"],
+            "channel_weight must be a number from 0.01 to 1000, not 0.0",
+        ),
+        (["queue", "set", "mails", "--channel-overflow", "spill"], "channel_overflow must be 'reject' or 'drop'"),
+        (["queue", "set", "", "--max-attempts", "1"], "name must have 1 to 255 characters, not 0"),
+        (["queue", "pause"], "Missing argument 'NAME'"),
+        (["queue", "pause", ""], "queue must have 1 to 255 characters, not 0"),
+        (["queue", "pause", "mails", "--for", "1m", "--until", "2030-01-01T00:00:00Z"], "only one of --until and"),
+        (["queue", "pause", "mails", "--until", "2020-01-31T09:00:00+00:00"], "--until must be a time ahead, not 2020"),
+        (["queue", "pause", "mails", "--for", "0s"], "--for must be longer than 0; `fairqueue queue resume` ends a"),
+        (["queue", "resume"], "Missing argument 'NAME'"),
+        (["queue", "resume", ""], "queue must have 1 to 255 characters, not 0"),
         (["message", "show", "x"], "ID: 'x' is not"),
         (["message", "cancel"], "Missing argument 'ID...'"),
         (["message", "cancel", str(2**63)], "ID...: "),
@@ -139,16 +164,25 @@ def test_a_server_that_refuses() -> None:
         )
 
 
-@pytest.mark.parametrize("command", [["status"], ["channel", "list"]])
+@pytest.mark.parametrize(
+    ("group", "name", "command"),
+    [
+        ("channel", "acme", ["status"]),
+        ("channel", "acme", ["channel", "list"]),
+        ("queue", "default", ["status"]),
+        ("queue", "default", ["queue", "list"]),
+    ],
+)
 def test_a_time_that_python_cannot_read_is_not_blamed_on_the_connection(
-    command: list[str], database_url: str, session: Session
+    group: str, name: str, command: list[str], database_url: str, session: Session
 ) -> None:
     acts.put(session, "acme")
-    acts.sql(session, "SELECT fairqueue.channel_set('acme', paused => true, resume_at => '20000-01-01')")
+    acts.sql(session, f"SELECT fairqueue.{group}_set('{name}', paused => true, resume_at => '20000-01-01')")
     line = complaint("--dsn", database_url, *command, code=1)
     assert line.startswith("timestamp too large (after year 10K): ")
-    assert line.endswith("is none that Python knows, as the end of a pause may be: `fairqueue channel resume` ends it")
-    assert CliRunner().invoke(program, ["--dsn", database_url, "channel", "resume", "acme"]).exit_code == 0
+    ends_it = "`fairqueue channel resume`, or `fairqueue queue resume`, ends it"
+    assert line.endswith(f"is none that Python knows, as the end of a pause may be: {ends_it}")
+    assert CliRunner().invoke(program, ["--dsn", database_url, group, "resume", name]).exit_code == 0
     assert CliRunner().invoke(program, ["--dsn", database_url, *command]).exit_code == 0
 
 
@@ -167,11 +201,15 @@ def stranger(database_url: str, engine: Engine) -> Iterator[str]:
     "command",
     [
         *(["status"], ["channel", "list"], ["channel", "set", "acme", "--weight", "2"], ["channel", "pause", "acme"]),
+        *(["queue", "list"], ["queue", "set", "default", "--backoff", "2"], ["queue", "set", "new", "--backoff", "2"]),
+        *(["queue", "pause", "default"], ["queue", "resume", "default"]),
         *(["message", "show", "1"], ["message", "cancel", "1"], ["dead", "list"], ["dead", "redrive", "1"], ["check"]),
     ],
 )
 def test_a_role_without_rights(command: list[str], stranger: str, database_url: str, session: Session) -> None:
+    """What an observer may not do is one line, too; an operator may do it, whatever comes of it."""
     acts.put(session, "acme")
+    acts.sql(session, "SELECT fairqueue.queue_set('default', paused => true)")
     line = complaint("--dsn", stranger, *command, code=1)
     assert line.startswith("permission denied for ")
     assert "`fairqueue grant ROLE observer`" in line
@@ -180,6 +218,7 @@ def test_a_role_without_rights(command: list[str], stranger: str, database_url: 
         result = CliRunner().invoke(program, ["--dsn", stranger, *command])
         looks = command[-1] in {"status", "list"} or "show" in command
         assert ("permission denied" in result.output) == (kind == "observer" and not looks)
+        assert result.output.count("\n") == 1 or looks or kind == "operator"
 
 
 @pytest.mark.parametrize("command", [["migrate"], ["grant", "cli_stranger", "worker"]])

@@ -153,10 +153,11 @@ def test_what_to_do_without_a_queue(empty: Engine) -> None:
     ("broken", "arguments", "way_out"),
     [
         ("SELECT", ["channel", "pause", "acme", "--for", "0s"], "; `flask fairqueue channel resume` ends a pause"),
+        ("SELECT", ["queue", "pause", "default", "--for", "0s"], "; `flask fairqueue queue resume` ends a pause"),
         (
             "SELECT fairqueue.channel_set('acme', paused => true, resume_at => '20000-01-01')",
             ["channel", "list"],
-            ": `flask fairqueue channel resume` ends it",
+            ": `flask fairqueue channel resume`, or `flask fairqueue queue resume`, ends it",
         ),
         (
             "ALTER TABLE fairqueue.message DISABLE TRIGGER USER",
