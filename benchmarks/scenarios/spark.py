@@ -168,7 +168,8 @@ def reading(rows: int, bench: Bench) -> Iterable[Record]:
         found = []
         for number in range(bench.size.rounds):
             start = time.perf_counter()
-            done = archive(spark, options, str(folder / str(number)), feed=f"archive {number}")
+            path, feed = str(folder / str(number)), f"archive {number}"
+            done = archive(spark, path, url=options["url"], schema=options["schema"], feed=feed)
             assert done.rows == rows, f"{done.rows} of {rows}"
             found.append(rows / (time.perf_counter() - start))
         yield value_record("rows archived", OURS, {"rows": rows}, found, "1/s", wanted=at_least(100_000))
@@ -233,7 +234,7 @@ def _folder() -> Iterator[Path]:
 
 def _options(dsn: str) -> dict[str, str]:
     from fairqueue.cli.target import Target
-    from fairqueue.spark.engine.place import options_of
+    from fairqueue.cli.spark.base import options_of
 
     return options_of(Target(dsn))
 
