@@ -36,6 +36,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import reprlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import NoneType, UnionType
@@ -79,15 +80,31 @@ def json_text(value: Any, field: str) -> str:
     except (ValueError, RecursionError) as error:
         raise InvalidValue(f"{field} holds a number or a structure that JSON has no form for: {error}") from error
     except TypeError as error:
+        where, culprit = _culprit(field, value)
         raise InvalidValue(
-            f"{field} must be what json.dumps() takes ({error}):"
-            " convert it, as model_dump(mode='json') does, or declare its type by a TypedMessage"
+            f"{field} must be what json.dumps() takes, which {where} is not: {culprit}; make it text or a number"
+            f"{', or add a TypedMessage, which has its own type' if field == 'payload' else ''}"
         ) from error
     if size > MAX_BYTES:
         raise InvalidValue(f"{field} has {size:,} bytes as JSON, more than {MAX_BYTES:,}")
     if "\\u0000" in encoded and _NUL.search(encoded):  # the first takes a fiftieth of the time
         raise InvalidValue(f"{field} holds a NUL character, which PostgreSQL can't store in JSON")
     return encoded
+
+
+def _culprit(path: str, value: Any) -> tuple[str, str]:
+    """Which part of a value JSON has no form for, and what that is: itself, or a key."""
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
+    for key, part in parts:
+        try:
+            json.dumps({key: part} if isinstance(value, dict) else part)
+        except (TypeError, ValueError, RecursionError):
+            try:
+                json.dumps({key: None} if isinstance(value, dict) else None)
+            except TypeError:
+                return f"a key of {path}", f"{type(key).__name__} {reprlib.repr(key)}"
+            return _culprit(f"{path}[{key!r}]", part)
+    return path, f"{type(value).__name__} {reprlib.repr(value)}"
 
 
 def check_body(value: Any) -> bytes | None:

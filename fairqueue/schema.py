@@ -239,8 +239,8 @@ def mismatch(schema: str, found: int) -> SchemaVersionError:
     """The error that says what to do about the version that was found, which is not this library's."""
     if found == 0:
         way_out = (
-            f"{_MIGRATE} op.create_fairqueue({HEAD}); is it in another schema? give the engine"
-            " execution_options=fq.in_schema(...)"
+            f"{_MIGRATE} op.create_fairqueue({HEAD}), as autogenerate does with fq.attach(metadata) and the plugin"
+            " fairqueue in env.py; is it in another schema? give the engine execution_options=fq.in_schema(...)"
         )
     elif found < HEAD:
         way_out = f"{_MIGRATE} op.upgrade_fairqueue({found}, {HEAD})"

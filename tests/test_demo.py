@@ -311,7 +311,8 @@ def test_the_command_line_has_the_same_demo(tmp_path: Path) -> None:
 
     refused = CliRunner().invoke(program, ["--dsn", "mysql://localhost", "demo", *options])
     assert (refused.exit_code, refused.stdout) == (2, "")
-    assert refused.stderr == "fairqueue: a database URL must begin with postgresql:// or postgresql+psycopg://\n"
+    said = "a database URL must begin with postgresql:// or postgresql+psycopg://, not mysql://"
+    assert refused.stderr == f"fairqueue: {said}\n"
 
 
 def test_a_quiet_tenant_is_served_in_the_first_round(empty_database_url: str, tmp_path: Path) -> None:

@@ -233,8 +233,8 @@ def _folder() -> Iterator[Path]:
 
 
 def _options(dsn: str) -> dict[str, str]:
-    from fairqueue.cli.target import Target
     from fairqueue.cli.spark.base import options_of
+    from fairqueue.cli.target import Target
 
     return options_of(Target(dsn))
 

@@ -58,6 +58,8 @@ class Command(_Program):
     """A command whose known errors are one line on stderr. Its callback returns nothing."""
 
     for_owner = False
+    #: The kind of role that the command is for; None: an observer or an operator.
+    kind: str | None = None
 
     def invoke(self, ctx: click.Context) -> Any:
         if isinstance(sys.stdout, io.TextIOWrapper):
@@ -72,7 +74,7 @@ class Command(_Program):
         except Exception as error:
             from .errors import explained
 
-            failure = explained(error, for_owner=self.for_owner)
+            failure = explained(error, for_owner=self.for_owner, kind=self.kind)
             if failure is None:
                 raise
             raise failure from error

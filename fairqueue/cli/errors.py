@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import click
-from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, InterfaceError, NoSuchModuleError, OperationalError
 
 from fairqueue.errors import FairqueueError, InvalidValue, sqlstate
 
@@ -44,21 +44,23 @@ _WAYS_OUT = {
 }
 
 
-def explained(error: Exception, *, for_owner: bool = False) -> Failed | None:
+def explained(error: Exception, *, for_owner: bool = False, kind: str | None = None) -> Failed | None:
     """The same as an error of the command line; None for what nobody expects, and whose traceback is worth having.
 
     :param for_owner: it is about something that no kind of role but the owner may do.
+    :param kind: of role that may do it; None: an observer or an operator.
     """
-    failure = _explained(error, for_owner=for_owner)
+    failure = _explained(error, for_owner=for_owner, kind=kind)
     target = click.get_current_context().find_object(Target)
     if failure is None or target is None:
         return failure
     return type(failure)(failure.message.replace("`fairqueue ", f"`{target.command} "))
 
 
-def _explained(error: Exception, *, for_owner: bool) -> Failed | None:
+def _explained(error: Exception, *, for_owner: bool, kind: str | None) -> Failed | None:
     if isinstance(error, InvalidValue | ArgumentError):
-        return Invalid(str(error))
+        way_out = "; an engine's URL begins with postgresql+psycopg://" if isinstance(error, NoSuchModuleError) else ""
+        return Invalid(f"{error}{way_out}")
     if isinstance(error, FairqueueError):
         return Failed(str(error))
     if isinstance(error, NotImplementedError) and "DateStyle" in str(error):
@@ -68,19 +70,24 @@ def _explained(error: Exception, *, for_owner: bool) -> Failed | None:
 
         error = DBAPIError.instance(None, None, error, psycopg.Error)
     if isinstance(error, DBAPIError):
-        return Failed(_of_database(error, for_owner=for_owner))
+        return Failed(_of_database(error, for_owner=for_owner, kind=kind))
     if isinstance(error, UnicodeEncodeError):  # without what it was of: that may hold a password
         return Invalid("a value on the command line, or in the environment, is no text in UTF-8")
-    if isinstance(error, ImportError):
-        package = (error.name or "").partition(".")[0]
-        if "pq wrapper" in str(error):  # psycopg without libpq: an error of its own making, which names no module
-            package = "psycopg"
-        if package in {"rich", "psycopg"}:
-            return Failed(f"{package} is not installed, or not in full; pip install 'fairqueue[cli]'")
+    return _of_import(error) if isinstance(error, ImportError) else None
+
+
+def _of_import(error: ImportError) -> Failed | None:
+    package = (error.name or "").partition(".")[0]
+    if "pq wrapper" in str(error):  # psycopg without libpq: an error of its own making, which names no module
+        package = "psycopg"
+    if package == "psycopg2":  # which SQLAlchemy 2.0 takes postgresql:// for
+        return Failed("psycopg2 is not installed; begin the engine's URL with postgresql+psycopg://")
+    if package in {"rich", "psycopg"}:
+        return Failed(f"{package} is not installed, or not in full; pip install 'fairqueue[cli]'")
     return None
 
 
-def _of_database(error: DBAPIError, *, for_owner: bool) -> str:
+def _of_database(error: DBAPIError, *, for_owner: bool, kind: str | None) -> str:
     driver: BaseException | None = error.orig
     code = sqlstate(driver)
     diagnostics = getattr(driver, "diag", None)
@@ -97,6 +104,8 @@ def _of_database(error: DBAPIError, *, for_owner: bool) -> str:
         return f"{message}; its owner can GRANT CREATE ON DATABASE, or CREATE SCHEMA ... AUTHORIZATION, to this role"
     hint = getattr(diagnostics, "message_hint", None) or ""
     way_out = _WAYS_OUT.get(code) or hint
+    if kind and code == _NO_RIGHT:
+        way_out = f"the owner of the queue's schema can give the right: `fairqueue grant ROLE {kind}`"
     if for_owner and code == _NO_RIGHT:
         way_out = hint or "only the owner of the queue's schema can do this: connect as that role"
     return f"{message}; {way_out}" if way_out else message

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,7 +21,23 @@ if TYPE_CHECKING:
 
 __all__ = ["dead", "message"]
 
-_ID = click.IntRange(1, 2**63 - 1)
+
+class _Id(click.ParamType):  # type: ignore[type-arg, unused-ignore]
+    name = "id"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if not (str(value).isdecimal() and 1 <= int(value) < 2**63):
+            self.fail(f"the id of a message is a whole number from 1 on, not {value!r}", param, ctx)
+        return int(value)
+
+
+_ID = _Id()
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+# Unix time in milliseconds of the year 2001: below it a dequeue_at is rather a priority than a time.
+_OF_PRIORITIES = 10**12
+# And of the year 9999, the last one that Python knows.
+_FAR = 253_370_764_800_000
 
 
 @click.group(cls=Group)
@@ -47,7 +64,7 @@ def show(target: Target, id_: int, as_json: bool) -> None:
     echo(f"Message {id_}: {_status(live, at)}")
     for field, value in (live or {}).items():
         if value is not None and field != "id":
-            echo(f"  {field:<16} {_words(value)}")
+            echo(f"  {field:<16} {_since(value) if field == 'dequeue_at' else _words(value)}")
     for end in ends:
         echo(f"{end['outcome'].capitalize()} at {_words(end['finished_at'])}")
         for field, value in end.items():
@@ -104,6 +121,13 @@ def _status(live: dict[str, Any] | None, at: Any) -> str:
     return "ready" if live["dequeue_at"] <= at.timestamp() * 1000 else "waiting"
 
 
+def _since(dequeue_at: int) -> str:
+    """From when on it may be served, where that is a time."""
+    if _OF_PRIORITIES < dequeue_at < _FAR:
+        return str(_EPOCH + timedelta(milliseconds=dequeue_at))
+    return str(dequeue_at)
+
+
 def _words(value: Any) -> str:
     match value:
         case str():
@@ -129,7 +153,7 @@ def cancel(target: Target, ids: Sequence[int], as_json: bool) -> None:
     with target.session() as session:
         results = session.execute(cancel(list(ids))).all()
         session.commit()
-    _report(results, as_json)
+    _report(results, as_json, missing="not found")
 
 
 @click.group(cls=Group)
@@ -141,7 +165,7 @@ _queue = click.option("--queue", help="Of this queue only.")
 _channel = click.option("--channel", help="Of this channel of the queue only.")
 
 
-@dead.command("list")
+@dead.command("list", short_help="The dead letters with their last errors.")
 @_queue
 @_channel
 @click.option(
@@ -150,7 +174,7 @@ _channel = click.option("--channel", help="Of this channel of the queue only.")
 @as_json
 @pass_target
 def list_(target: Target, queue: str | None, channel: str | None, limit: int, as_json: bool) -> None:
-    """The dead letters with their last errors, the latest first. Rights: observer."""
+    """The dead letters with their last errors, the latest first; `message show ID` has all of one. Rights: observer."""
     from sqlalchemy import func, select
 
     from fairqueue.models import DeadMessage
@@ -178,7 +202,7 @@ def list_(target: Target, queue: str | None, channel: str | None, limit: int, as
     several = ["queue"] if queue is None else []
     letters = make_table(
         "id", *several, "channel", "attempts", "died ago", "last error", right=("id", "attempts", "died ago"),
-        wide={"queue": 1, "channel": 1, "last error": 2},
+        wide={"last error": 1}, longest=20,
     )  # fmt: skip
     for row in found:
         names = [printable(row[name]) for name in (*several, "channel")]
@@ -210,7 +234,7 @@ def redrive(target: Target, ids: Sequence[int], queue: str | None, channel: str 
     with target.session() as session:
         results = session.execute(statement).all()
         session.commit()
-    _report(results, as_json)
+    _report(results, as_json, missing="no dead letter")
 
 
 def _check_channel(queue: str | None, channel: str | None) -> None:
@@ -226,14 +250,12 @@ def _check_channel(queue: str | None, channel: str | None) -> None:
 #: Of how many undone messages there is a line each.
 _SHOWN = 20
 _DONE = {"cancelled", "redriven"}
-_MEANING = {
-    "not_found": "not found",
-    "duplicate": "a live message of its channel has its key; it stays dead",
-}
+_DUPLICATE = "a live message of its channel has its key; it stays dead"
 
 
-def _report(results: Sequence[Row[int, str]], as_json: bool) -> None:
+def _report(results: Sequence[Row[int, str]], as_json: bool, *, missing: str) -> None:
     """What became of each message; exit code 1 unless it was done to all."""
+    meaning = {"not_found": missing, "duplicate": _DUPLICATE}
     undone = [row for row in results if row.result not in _DONE]
     if as_json:
         echo_json({"results": [{"id": row.id, "result": row.result} for row in results]})
@@ -241,7 +263,7 @@ def _report(results: Sequence[Row[int, str]], as_json: bool) -> None:
         for result, count in Counter(row.result for row in results if row.result in _DONE).items():
             echo(f"{number(count)} {result}.")
         for row in undone[:_SHOWN]:
-            echo(f"Message {row.id}: {_MEANING.get(row.result, row.result)}.")
+            echo(f"Message {row.id}: {meaning.get(row.result, row.result)}.")
         if len(undone) > _SHOWN:
             echo(f"… and {number(len(undone) - _SHOWN)} more; --json names all.")
         if not results:

@@ -67,11 +67,12 @@ def make_console() -> Console:
     return Console(markup=False, emoji=False, highlight=False)
 
 
-def make_table(*columns: str, right: tuple[str, ...], wide: dict[str, int]) -> Table:
+def make_table(*columns: str, right: tuple[str, ...], wide: dict[str, int], longest: int | None = None) -> Table:
     """A table without lines.
 
     :param right: columns of numbers, never cut.
     :param wide: columns that share the width that is left in these parts, and are cut where it isn't enough.
+    :param longest: where the other columns of text are cut.
     """
     from rich.table import Table
 
@@ -83,5 +84,6 @@ def make_table(*columns: str, right: tuple[str, ...], wide: dict[str, int]) -> T
             no_wrap=True,
             overflow="ellipsis",
             ratio=wide.get(name),
+            max_width=None if name in wide or name in right else longest,
         )
     return table

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import sys
+import traceback
 from collections.abc import Sequence
 from functools import reduce
 from pathlib import Path
@@ -13,14 +14,21 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .base import EXIT_CODES, Command
+from .failures import Failed
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from fairqueue.worker import Worker
 
 __all__ = ["worker"]
 
 _LEVELS = ("debug", "info", "warning", "error")
 _EXIT_CODES = EXIT_CODES.partition("  130")[0] + "  3    messages were handed back unfinished"
+
+
+class _WorkersCommand(Command):
+    kind = "worker"
 
 
 class _Name(click.ParamType):  # type: ignore[type-arg, unused-ignore]
@@ -33,7 +41,7 @@ class _Name(click.ParamType):  # type: ignore[type-arg, unused-ignore]
         return str(value)
 
 
-@click.command(cls=Command, epilog=_EXIT_CODES, short_help="Run workers of an application.")
+@click.command(cls=_WorkersCommand, epilog=_EXIT_CODES, short_help="Run workers of an application.")
 @click.argument("apps", metavar="MODULE:APP...", type=_Name(), nargs=-1, required=True)
 @click.option(
     "--processes",
@@ -78,6 +86,9 @@ def _load(names: Sequence[str]) -> list[Worker]:
     here = str(Path.cwd())
     if sys.path[:1] != [here]:
         sys.path.insert(0, here)
+    for name in names:
+        if names.count(name) > 1:
+            raise click.BadParameter("is named more than once", param_hint=name)
     return [_load_one(name) for name in names]
 
 
@@ -90,12 +101,14 @@ def _load_one(name: str) -> Worker:
     except ModuleNotFoundError as error:
         # What a module that is there can't import is for its author, with the traceback.
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise
+            raise _not_imported(module_name, error) from None
         raise click.BadParameter(
             f"no module named {error.name!r}; start it where the module can be imported from, such as the project's"
             " folder",
             param_hint=name,
         ) from None
+    except Exception as error:  # noqa: BLE001 - of the application's
+        raise _not_imported(module_name, error) from None
     try:
         found = reduce(getattr, path.split("."), module)
     except AttributeError:
@@ -105,3 +118,25 @@ def _load_one(name: str) -> Worker:
     if not isinstance(found, Worker):
         raise click.BadParameter(f"must be a fairqueue.Worker, not {type(found).__name__}", param_hint=name)
     return found
+
+
+def _not_imported(module_name: str, error: Exception) -> Exception:
+    """What is to be raised; what nobody expects is shown as from the application's own lines on."""
+    from .errors import explained
+
+    if failure := explained(error):
+        return failure
+    frames = list(traceback.walk_tb(error.__traceback__))
+    own = next((n for n, (frame, _) in enumerate(frames) if _is_of_a_module(frame)), len(frames))
+    rest = error.__traceback__
+    for _ in range(own):
+        assert rest is not None
+        rest = rest.tb_next
+    traceback.print_exception(error.with_traceback(rest))
+    return Failed(f"{module_name} can't be imported: {type(error).__name__}: {error}")
+
+
+def _is_of_a_module(frame: FrameType) -> bool:
+    """Not ours, nor of the import system."""
+    name = str(frame.f_globals.get("__name__", ""))
+    return frame.f_code.co_filename != __file__ and name.partition(".")[0] != "importlib"

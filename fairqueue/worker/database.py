@@ -159,6 +159,8 @@ class Database:
             else:
                 if failures > refusals:
                     log.info("the database is back")
+                elif failures:
+                    log.info("can %s again", what)
                 return result
 
 

@@ -28,7 +28,7 @@ from fairqueue.leases import LeasedMessage, Outcome
 
 from .decisions import COMPLETE, Cancel, DeadLetter, Decision, Retry, apply
 
-__all__ = ["Errors", "Handled", "Handler"]
+__all__ = ["Errors", "Handled", "Handler", "UnreadablePayload"]
 
 log = logging.getLogger("fairqueue.worker")
 
@@ -251,8 +251,17 @@ def _takes_session(function: Callable[..., Any]) -> bool:
             signature.bind(*(None,) * arguments)
         except TypeError:
             continue
+        if _says_session(next(iter(signature.parameters.values()))):
+            break
         return arguments == 2 and _is_for_a_session(signature)
-    raise InvalidValue(f"a handler must be a function of (message) or (message, session), not {function!r}{signature}")
+    name = getattr(function, "__qualname__", repr(function))
+    raise InvalidValue(f"a handler must be a function of (message) or (message, session), not {name}{signature}")
+
+
+def _says_session(parameter: inspect.Parameter) -> bool:
+    """Whether it is meant for one by its name, or by its type, which may be text."""
+    type_ = getattr(parameter.annotation, "__name__", parameter.annotation)
+    return parameter.name == "session" or str(type_).rpartition(".")[2] in {"Session", "AsyncSession"}
 
 
 def _is_for_a_session(signature: inspect.Signature) -> bool:

@@ -36,7 +36,7 @@ from fairqueue.leases import Outcome
 
 from .database import Database, not_durable
 from .decisions import Decision, Defer, Retry
-from .handlers import Handled
+from .handlers import Handled, UnreadablePayload
 from .heart import Heart
 from .jobs import Job, Signal
 from .listening import Listener
@@ -312,7 +312,9 @@ class Run:
             self.decide(job, handled.decision)
         else:
             self.ended(job, handled.decision, handled.outcome, settled=True)
-        if handled.error is not None:
+        if isinstance(handled.error, UnreadablePayload):  # nothing was called that a traceback could lead to
+            log.warning("%s: %s: %s", job, handled.decision.verdict, handled.error.__cause__)
+        elif handled.error is not None:
             log.warning("%s: %s", job, handled.decision.verdict, exc_info=handled.error)
 
     def decide(self, job: Job, decision: Decision) -> None:

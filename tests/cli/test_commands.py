@@ -116,6 +116,9 @@ def test_message_show(run: Run, session: Session) -> None:
     assert shown(running)["message"]["key"] == ODD
     assert ODD not in run("message", "show", running).stdout
     assert re.search(r"^ +payload +false$", run("message", "show", ready).stdout, re.MULTILINE)
+    assert re.search(
+        r"^ +dequeue_at +20\d\d-\d\d-\d\d \d\d:.*\+00:00$", run("message", "show", waiting).stdout, re.MULTILINE
+    )
     assert shown(letter)["status"] == "dead"
     assert shown(letter)["message"]["body"] == "00ff"
     assert [end["outcome"] for end in shown(letter)["history"]] == ["dead"]
@@ -125,6 +128,7 @@ def test_message_show(run: Run, session: Session) -> None:
     assert ODD not in output
     run("dead", "redrive", letter)
     assert [shown(letter)["status"], len(shown(letter)["history"])] == ["ready", 1]
+    assert run("dead", "redrive", letter, code=1).stdout == f"Message {letter}: no dead letter.\n"
     run("message", "cancel", letter)
     assert [shown(letter)["status"], [end["outcome"] for end in shown(letter)["history"]]] == [
         "ended",

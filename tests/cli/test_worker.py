@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import secrets
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from sqlalchemy import make_url, text
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
@@ -56,6 +58,7 @@ class Program:
         (package / "jobs.py").write_text(MODULE.format(grace=30))
         (package / "hasty.py").write_text(MODULE.format(grace=0))
         (package / "broken.py").write_text("import there_is_no_such_module")
+        (package / "other_driver.py").write_text("__import__('sqlalchemy').create_engine('postgres://localhost/app')")
         self.log = folder / "log"
 
     @contextlib.contextmanager
@@ -185,6 +188,10 @@ def here(program: Program, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ("shop.jobs:none", "shop.jobs has no 'none'; its workers are app, other;"),
         ("shop.jobs:nothing", "shop.jobs:nothing: must be a fairqueue.Worker, not int"),
         ("shop:app", "shop has no 'app'; it has no fairqueue.Worker;"),
+        (
+            "shop.other_driver:app",
+            "dialects:postgres; an engine's URL begins with postgresql+psycopg://",
+        ),
     ],
 )
 @pytest.mark.usefixtures("here")
@@ -195,6 +202,13 @@ def test_what_is_no_worker_is_told_in_one_line(app: str, said: str) -> None:
     (line,) = done.stderr.splitlines()
     assert line.startswith("fairqueue: ")
     assert said in line
+
+
+@pytest.mark.usefixtures("here")
+def test_a_worker_that_is_named_twice() -> None:
+    done = CliRunner().invoke(worker, ["shop.jobs:app", "shop.jobs:other", "shop.jobs:app"])
+    said = "fairqueue: shop.jobs:app: is named more than once; see `worker --help`\n"
+    assert (done.exit_code, done.stderr) == (2, said)
 
 
 def test_several_processes_of_no_worker_are_not_replaced(program: Program) -> None:
@@ -237,7 +251,30 @@ def test_the_folder_goes_before_other_modules_of_the_name(tmp_path: Path, monkey
 def test_what_a_module_cannot_import_is_told_in_full(program: Program) -> None:
     with program.running("shop.broken:app") as process:
         assert process.wait(30) == 1
-    assert 'broken.py", line 1, in <module>' in program.said()
+    _, first, *_, last = program.said().splitlines()
+    assert 'broken.py", line 1, in <module>' in first  # without the lines that led there
+    assert last.startswith("fairqueue: shop.broken can't be imported: ModuleNotFoundError: ")
+
+
+def test_a_role_without_rights_is_told_which_one_it_needs(
+    program: Program, database_url: str, session: Session
+) -> None:
+    role = f"no_worker_{secrets.token_hex(4)}"
+    session.execute(text(f"CREATE ROLE {role} LOGIN"))
+    session.commit()
+    program.environment["DATABASE_URL"] = (
+        make_url(database_url).set(username=role).render_as_string(hide_password=False)
+    )
+    try:
+        with program.running("shop.jobs:app", "--log-level", "error") as process:
+            assert process.wait(30) == 1
+    finally:
+        session.execute(text(f"DROP ROLE {role}"))
+        session.commit()
+    assert program.said() == (
+        "fairqueue: permission denied for schema fairqueue; the owner of the queue's schema can give the right:"
+        " `fairqueue grant ROLE worker`\n"
+    )
 
 
 def test_a_database_without_the_queue_is_told_in_one_line(program: Program, empty_database_url: str) -> None:

@@ -309,3 +309,24 @@ def same(back: Any, value: Any) -> bool:
     if isinstance(value, dict):
         return isinstance(back, dict) and back.keys() == value.keys() and all(same(back[k], value[k]) for k in value)
     return type(back) is type(value) and bool(back == value)
+
+
+@pytest.mark.parametrize(
+    ("payload", "said"),
+    [
+        ({1, 2}, "payload is not: set {1, 2};"),
+        ({"a": [{"at": date(2030, 1, 31)}]}, "payload['a'][0]['at'] is not: date datetime.date(2030, 1, 31);"),
+        ({"a": {(1, 2): "b"}}, "a key of payload['a'] is not: tuple (1, 2);"),
+    ],
+)
+def test_what_json_has_no_form_for_is_named(payload: Any, said: str, session: Session) -> None:
+    takes = "must be what json.dumps() takes, which"
+    way_out = "make it text or a number"
+    with pytest.raises(fq.InvalidValue) as refused:
+        fq.enqueue_many(session, [{"channel": "acme", "payload": payload}])
+    assert (
+        str(refused.value) == f"row 0: payload {takes} {said} {way_out}, or add a TypedMessage, which has its own type"
+    )
+    with pytest.raises(fq.InvalidValue) as refused:
+        fq.defer((1, 1), state=[{1}])
+    assert str(refused.value) == f"state {takes} state[0] is not: set {{1}}; {way_out}"

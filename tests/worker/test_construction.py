@@ -92,6 +92,14 @@ def test_what_is_no_handler(engine: Engine) -> None:
     async def yields_too(message: Any) -> Any:
         yield message
 
+    def other_way_round(session: Session, message: Any) -> None: ...
+    def of_a_session(session: Any) -> None: ...
+    async def in_words(db: "AsyncSession", message: Any) -> None: ...
+
+    for each in (other_way_round, of_a_session, in_words):
+        name = f"test_what_is_no_handler.<locals>.{each.__name__}"
+        with pytest.raises(fq.InvalidValue, match=rf"^a handler must be .*\(message, session\), not {name}\("):
+            fq.Worker(engine).handler(each)
     given: list[Any] = [42, lambda: None, lambda _, __, ___: None, lambda *, _: None, yields, yields_too, type]
     for each in given:
         with pytest.raises(fq.InvalidValue, match=r"^a handler must be a function"):

@@ -132,7 +132,9 @@ def test_a_decision_beyond_a_limit_of_the_server(kind: str, session: Session, wo
 
 
 @pytest.mark.usefixtures("hasty")
-def test_a_report_that_is_refused_at_first(session: Session, worker_of: WorkerOf) -> None:
+def test_a_report_that_is_refused_at_first(
+    session: Session, worker_of: WorkerOf, caplog: pytest.LogCaptureFixture
+) -> None:
     """Twice, for whatever reason: it isn't given up so soon, as its message would be done again."""
     put(session, "acme")
     refused: list[object] = []
@@ -144,8 +146,9 @@ def test_a_report_that_is_refused_at_first(session: Session, worker_of: WorkerOf
 
     app = worker_of("plain", lambda *_: None, lease=3600)
     event.listen(app.engine, "before_cursor_execute", refuse)
-    with app:
+    with caplog.at_level("INFO"), app:
         assert wait_for_endings(session, 1) == {"completed": 1}
+    assert [line for line in caplog.messages if line.startswith("can ")] == ["can report how messages ended again"]
 
 
 @pytest.mark.usefixtures("hasty")

@@ -308,7 +308,9 @@ class UploadMessage(fq.TypedMessage[Upload], payload_type=Upload):
 
 
 @pytest.mark.parametrize("kind", ["plain", "async session"])
-def test_a_payload_that_does_not_fit(kind: str, session: Session, worker_of: WorkerOf) -> None:
+def test_a_payload_that_does_not_fit(
+    kind: str, session: Session, worker_of: WorkerOf, caplog: pytest.LogCaptureFixture
+) -> None:
     """It is a dead letter, the handler isn't called, and the others aren't concerned."""
     put(session, "acme", payload={"path": 7})
     put(session, "acme", payload={"path": "a.pdf"})
@@ -321,6 +323,8 @@ def test_a_payload_that_does_not_fit(kind: str, session: Session, worker_of: Wor
         assert wait_for_endings(session, 2) == {"dead": 1, "completed": 1}
     assert paths == ["a.pdf"]
     assert fate(session).startswith("dead: InvalidValue: the stored payload is no ")
+    (told,) = (record for record in caplog.records if "failed for good" in record.getMessage())
+    assert ("failed for good: the stored payload is no " in told.getMessage(), told.exc_info) == (True, None)
 
 
 @pytest.mark.usefixtures("hasty")
