@@ -178,7 +178,8 @@ def _latency(figure: Figure, records: Sequence[Record]) -> bool:
     loads = list(dict.fromkeys(r.case["load"] for r in chosen))
     systems = dict.fromkeys(r.system for r in chosen)
     for place, (system, colour) in enumerate(zip(systems, (_OURS, _LIMIT), strict=False)):
-        for part, (marker, filled) in {"p50": ("o", True), "p95": ("s", False), "p99": ("^", False)}.items():
+        markers = {"p50": ("o", True), "p95": ("s", False), "p99": ("^", False), "longest": ("D", False)}
+        for part, (marker, filled) in markers.items():
             points = [r for r in chosen if r.system == system and r.case["of"] == part]
             where = [loads.index(r.case["load"]) + place * 0.2 - 0.1 for r in points]
             fill = colour if filled else "white"
