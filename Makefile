@@ -6,9 +6,15 @@ PYTEST_ARGS ?= -n auto --dist loadgroup
 
 python := .venv/bin/python
 ready := .venv/.ready
-# PySpark is half a gigabyte and of no use without Java, so it is installed where there is one, and to check types.
+# An environment whose Python is gone, as the system's was upgraded, is made anew: what its stamps say isn't so any more.
+$(shell for env in .venv .venv-bench .venv-lowest; do \
+    test -x $$env/bin/python || rm -f $$env/.ready $$env/.spark-ready; done)
+make_env = test -x $(1)/bin/python || $(PYTHON) -m venv --clear $(1)
+# PySpark is half a gigabyte and of no use without Java, so it is installed where there is one, and to check types. On
+# macOS there always is a java, which may only say that there is none.
 spark := .venv/.spark-ready
-spark_if_java := $(if $(or $(JAVA_HOME),$(shell command -v java 2>/dev/null)),$(spark))
+java := $(if $(JAVA_HOME),$(JAVA_HOME)/bin/java,java)
+spark_if_java := $(if $(shell "$(java)" -version >/dev/null 2>&1 && echo yes),$(spark))
 # Python compiles what it imports; compiling everything beforehand takes longer than the downloads.
 install := -m pip install --quiet --disable-pip-version-check --no-compile
 # So what it compiles at the first import has to be kept, whatever the environment says: tests start many processes.
@@ -43,11 +49,11 @@ demo-spark: $(spark)  ## Parquet into the queue by Spark, workers, the archive, 
 example: $(ready)  ## a shop with Flask, FastAPI and three workers on one database; WEB=5000 API=8000 choose ports
 	$(python) -m examples.shop $(if $(WEB),--web $(WEB)) $(if $(API),--api $(API))
 
-bench: .venv-bench/.ready  ## fairness and speed beside other queues, side by side: fourteen minutes, without Spark; SCENARIOS="fairness spark" only these, OUT=DIR
-	.venv-bench/bin/python -m benchmarks $(if $(OUT),--out $(OUT)) $(SCENARIOS)
+bench: .venv-bench/.ready  ## fairness and speed beside other queues, side by side: fourteen minutes, without Spark, into build/benchmarks; SCENARIOS="fairness spark" only these, OUT=DIR
+	.venv-bench/bin/python -m benchmarks $(if $(OUT),--out "$(OUT)") $(SCENARIOS)
 
-bench-full: .venv-bench/.ready  ## the same at full size, and Spark: three and a half hours
-	.venv-bench/bin/python -m benchmarks --full $(if $(OUT),--out $(OUT)) $(SCENARIOS)
+bench-full: .venv-bench/.ready  ## the same at full size, and Spark: four and a half hours, into docs/benchmarks
+	.venv-bench/bin/python -m benchmarks --full $(if $(OUT),--out "$(OUT)") $(SCENARIOS)
 
 docs: $(ready)  ## the documentation as a site, with the API, in docs/_build
 	$(python) -m sphinx -q -W --keep-going -c docs -d docs/_build/.doctrees . docs/_build
@@ -71,8 +77,8 @@ check: lint types test  ## lint, types and test
 # SQLAlchemy 2.0 leaves a connection open where a task is cancelled, which a later test would fail for.
 matrix: $(ready) .venv-lowest/.ready  ## the tests on PostgreSQL 14 to 18 and on the lowest versions of what it needs
 	.venv-lowest/bin/python -m pytest -W ignore::pytest.PytestUnraisableExceptionWarning $(PYTEST_ARGS)
-	@if ! command -v npm >/dev/null; then echo "No npm here, so other versions of PostgreSQL are skipped."; exit 0; fi; \
-	for version in $$($(python) tools/postgres_versions.py --list); do \
+	@versions=$$($(python) tools/postgres_versions.py --list) || exit; \
+	for version in $$versions; do \
 	    bin=$$($(python) tools/postgres_versions.py $$version) || exit; \
 	    echo "PostgreSQL $$version"; \
 	    FAIRQUEUE_PG_BIN=$$bin $(python) -m pytest $(PYTEST_ARGS) || exit; \
@@ -85,12 +91,13 @@ lock:  ## renew the locks, requirements*.lock (needs uv); they name no host, so 
 	    --output-file requirements-benchmarks.lock
 	@! grep -n '://' requirements*.lock
 
-clean:  ## remove what these targets made
-	rm -rf .venv .venv-bench .venv-lowest .pg docs/_build
+clean:  ## remove what these targets made, but for docs/benchmarks: environments, servers, caches, the site, what demos left
+	rm -rf .venv .venv-bench .venv-lowest .pg build docs/_build .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf fairqueue-demo.png fairqueue-spark-demo
 
 # Installing goes by hash; the project itself is built with the locked build backend, not one fetched for it.
 .venv/.ready: requirements.lock pyproject.toml
-	test -x $(python) || $(PYTHON) -m venv .venv
+	$(call make_env,.venv)
 	$(python) $(install) --require-hashes -r requirements.lock
 	$(python) $(install) --no-deps --no-build-isolation --editable .
 	touch $@
@@ -100,23 +107,25 @@ $(spark): requirements-spark.lock $(ready)
 	touch $@
 
 .venv-bench/.ready: requirements-benchmarks.lock pyproject.toml
-	test -x .venv-bench/bin/python || $(PYTHON) -m venv .venv-bench
-	.venv-bench/bin/python $(install) --require-hashes -r requirements-benchmarks.lock || $(MAKE) peers-one-by-one
-	.venv-bench/bin/python $(install) --no-deps --no-build-isolation --editable .
-	touch $@
+	$(call make_env,.venv-bench)
+	@whole=; if .venv-bench/bin/python $(install) --require-hashes -r requirements-benchmarks.lock; \
+	    then whole=yes; else $(MAKE) --no-print-directory peers-one-by-one || exit; fi; \
+	.venv-bench/bin/python $(install) --no-deps --no-build-isolation --editable . || exit; \
+	if test "$$whole"; then touch $@; fi
 
-# Where one of them can't be installed, as it has no wheel for this machine, the others are measured without it.
+# Where one of them can't be installed, as it has no wheel for this machine, the others are measured without it. Each run
+# tries again, and says which is left out.
 peers-one-by-one:
 	.venv-bench/bin/python $(install) --require-hashes -r requirements.lock
 	sed -n 's/^\([A-Za-z0-9._-]*==[^ ]*\).*/\1/p' requirements-benchmarks.lock >.venv-bench/pins
-	for peer in $(peers); do \
-	    .venv-bench/bin/python $(install) --constraint .venv-bench/pins $$peer || echo "$$peer is left out."; \
-	done
+	@left=; for peer in $(peers); do \
+	    .venv-bench/bin/python $(install) --constraint .venv-bench/pins $$peer || left="$$left $$peer"; \
+	done; echo "What is locked for the benchmarks can't all be installed here. Left out:$${left:- none of the other queues}."
 
 # But for what only the tests need: anyio's anyio_mode, stderr apart from stdout by click, a pyparsing without warnings for
 # that Matplotlib; and what they run on is as new as can be.
 .venv-lowest/.ready: pyproject.toml
-	test -x .venv-lowest/bin/python || $(PYTHON) -m venv .venv-lowest
+	$(call make_env,.venv-lowest)
 	uv pip install --quiet --python .venv-lowest --resolution lowest-direct --editable '.[$(extras)]' \
 	    'anyio>=4.12' 'click>=8.2' 'pyparsing>=3.1,<3.3'
 	uv pip install --quiet --python .venv-lowest --group dev

@@ -28,18 +28,22 @@ from .systems import SYSTEMS
 
 #: Not in the quick run, but where they are named: Spark alone would take half as long again as all the others.
 _SLOW = ("spark",)
-_OUT = Path(__file__).parent.parent / "docs" / "benchmarks"
+_ROOT = Path(__file__).parent.parent
+#: What is published comes from full runs alone; others must not take its place.
+_PUBLISHED, _SCRATCH = _ROOT / "docs" / "benchmarks", _ROOT / "build" / "benchmarks"
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("scenarios", nargs=-1, type=click.Choice(list(SCENARIOS)), metavar="[SCENARIO]...")
-@click.option("--full", "size", flag_value="full", help="At full size: about three and a half hours.")
+@click.option("--full", "size", flag_value="full", help="At full size: about four and a half hours.")
 @click.option("--tiny", "size", flag_value="tiny", help="As small as can be, to see that everything runs.")
 @click.option("--systems", metavar="NAME,...", help=f"Only these. [{', '.join(SYSTEMS)}]")
 @click.option(
-    "--out", type=click.Path(path_type=Path, file_okay=False), default=_OUT, help="[default: docs/benchmarks]"
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="[default: build/benchmarks; with --full docs/benchmarks]",
 )
-def main(scenarios: Sequence[str], size: str | None, systems: str | None, out: Path) -> None:
+def main(scenarios: Sequence[str], size: str | None, systems: str | None, out: Path | None) -> None:
     """Measure, and write JSON, a page in Markdown and pictures into a folder.
 
     All scenarios, unless some are named; but Spark only with --full, or where it is named.
@@ -54,6 +58,7 @@ def main(scenarios: Sequence[str], size: str | None, systems: str | None, out: P
             f"unknown system {unknown[0]!r}: known are {', '.join(SYSTEMS)}", param_hint="--systems"
         )
     selected = scenarios or [name for name in SCENARIOS if size == "full" or name not in _SLOW]
+    out = out or (_PUBLISHED if size == "full" else _SCRATCH)
     try:
         out.mkdir(parents=True, exist_ok=True)
         failed = run(selected, size or "quick", names, out, Console())
@@ -91,7 +96,11 @@ def run(names: Sequence[str], size: str, systems: Sequence[str], out: Path, cons
             bench = Bench(place, consumers, SIZES[size], found, server, missing=missing)
             result = measure(bench, name, cases, progress, task)
             failed += bench.failed
-            result["pictures"] = draw(out, name, result["records"])
+            save(out, name, result)  # before what can go wrong with pictures
+            try:
+                result["pictures"] = draw(out, name, result["records"])
+            except Exception as error:  # noqa: BLE001 (whatever Matplotlib raises: what is measured later has figures)
+                bench.note(f"no pictures: {' '.join(str(error).split()) or type(error).__name__}")
             save(out, name, result)
             results = load(out, SCENARIOS)
             write(out / PAGE, page(results, SCENARIOS, SYSTEMS))
@@ -109,7 +118,8 @@ def measure(bench: Bench, name: str, cases: Sequence[Case], progress: Progress, 
         if not progress.console.is_terminal:
             progress.console.print(f"{name}: {case.label}", soft_wrap=True)
         try:
-            records += [asdict(record) for record in case.run(bench)]
+            for record in case.run(bench):
+                records.append(asdict(record))  # noqa: PERF401 (what it has yielded stays if it fails later)
         except Exception as error:  # noqa: BLE001 (the systems that are measured raise what they like)
             # The others have their figures all the same, but without a server nobody has: earlier ones stay.
             bench.place.check()
@@ -124,6 +134,7 @@ def measure(bench: Bench, name: str, cases: Sequence[Case], progress: Progress, 
         "seconds": round(time.monotonic() - start, 1),
         "environment": surroundings,
         "seconds by case": took,
+        "failed": bench.failed,
         "notes": bench.notes,
         "records": records,
     }

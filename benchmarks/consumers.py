@@ -17,7 +17,7 @@ from typing import Any, Self
 
 import psycopg
 
-from .processes import Child, ProcessFailed
+from .processes import Child, ProcessFailed, answer
 from .systems import SYSTEMS
 from .systems.base import value_of
 
@@ -110,32 +110,28 @@ class Consumers:
 
 def consume(pipe: Connection) -> None:
     """The whole life of a consumer process."""
-    with contextlib.suppress(EOFError, ConnectionError, KeyboardInterrupt), contextlib.ExitStack() as stack:
-        pipe.send(True)
-        # They stay open while others are measured, as those of workers do: what a session plans, it plans once.
-        pairs: dict[tuple[str, str, str], tuple[Any, Any]] = {}
-        while True:
-            order = pipe.recv()
-            try:
-                if order is None:
-                    stack.close()
-                    pairs.clear()
-                    pipe.send(True)
-                    continue
-                dsn, name, task = order
-                place = dsn, name, task.durability
-                pair = pairs[place] = pairs.get(place) or connect(stack, *place)
-                pipe.send(work(pipe, pair, name, task))
-            except Exception as error:  # noqa: BLE001  # of any package
-                pipe.send(f"{order and order[1]}: {error}")
+    # They stay open while others are measured, as those of workers do: what a session plans, it plans once.
+    pairs: dict[tuple[str, str, str], tuple[Any, Any]] = {}
+    with contextlib.ExitStack() as stack:
+
+        def act(order: tuple[str, str, Task] | None) -> Outcome | bool:
+            if order is None:
+                pairs.clear()
+                stack.close()
+                return True
+            dsn, name, task = order
+            place = dsn, name, task.durability
+            pair = pairs[place] = pairs.get(place) or connect(stack, *place)
+            return work(pipe, pair, name, task)
+
+        answer(pipe, act, lambda order: order[1] if order else "its connections")
 
 
 def connect(stack: contextlib.ExitStack, dsn: str, system: str, durability: str) -> tuple[Any, Any]:
     """What it dequeues by and what it completes by: one connection, or two where they differ in durability."""
 
     def one(durability: str) -> Any:
-        connection = SYSTEMS[system].connect(dsn)
-        stack.callback(connection.close)
+        connection = stack.enter_context(SYSTEMS[system].connected(dsn))
         if isinstance(connection, psycopg.Connection):
             connection.execute("SELECT set_config('synchronous_commit', %s, false)", (durability,))
         return connection

@@ -27,13 +27,15 @@ class Size:
     name: str
     #: Pairs of each ratio.
     rounds: int
+    #: Likewise, where many figures stand near their goals.
+    near: int
     #: Bytes of the payloads.
     payloads: tuple[int, ...]
 
 
-QUICK = Size("quick", rounds=5, payloads=(100,))
-FULL = Size("full", rounds=7, payloads=(100, 2000))
-TINY = Size("tiny", rounds=1, payloads=(100,))
+QUICK = Size("quick", rounds=5, near=5, payloads=(100,))
+FULL = Size("full", rounds=7, near=15, payloads=(100, 2000))
+TINY = Size("tiny", rounds=1, near=1, payloads=(100,))
 SIZES = {size.name: size for size in (QUICK, FULL, TINY)}
 
 
@@ -134,11 +136,7 @@ def chosen(names: Iterable[str]) -> tuple[dict[str, System], dict[str, str]]:
 def open_connections(systems: Mapping[str, System], databases: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     """One connection of each system to its database."""
     with contextlib.ExitStack() as stack:
-        opened = {}
-        for name, dsn in databases.items():
-            opened[name] = systems[name].connect(dsn)
-            stack.callback(opened[name].close)
-        yield opened
+        yield {name: stack.enter_context(systems[name].connected(dsn)) for name, dsn in databases.items()}
 
 
 def backend_cpu(pid: int) -> float | None:

@@ -103,7 +103,6 @@ def open_pair(bench: Bench, system: System, calls: Calls) -> Iterator[Pair]:
         for subject in (LARGE, SMALL):
             dsn = pair.dsns[subject] = stack.enter_context(bench.place.database(system))
             stack.callback(bench.consumers.release)
-            connection = pair.connections[subject] = system.connect(dsn)
-            stack.callback(connection.close)
+            connection = pair.connections[subject] = stack.enter_context(system.connected(dsn))
             connection.execute("SET synchronous_commit = off")  # Waiting for the disk is the same in both.
         yield pair

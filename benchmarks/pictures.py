@@ -178,8 +178,10 @@ def _latency(figure: Figure, records: Sequence[Record]) -> bool:
     loads = list(dict.fromkeys(r.case["load"] for r in chosen))
     systems = dict.fromkeys(r.system for r in chosen)
     for place, (system, colour) in enumerate(zip(systems, (_OURS, _LIMIT), strict=False)):
-        for part, (marker, filled) in {"p50": ("o", True), "p95": ("s", False), "p99": ("^", False)}.items():
-            points = [r for r in chosen if r.system == system and r.case["of"] == part]
+        markers = {"p50": ("o", True), "p95": ("s", False), "p99": ("^", False), "longest": ("D", False)}
+        for part, (marker, filled) in markers.items():
+            if not (points := [r for r in chosen if r.system == system and r.case["of"] == part]):
+                continue
             where = [loads.index(r.case["load"]) + place * 0.2 - 0.1 for r in points]
             fill = colour if filled else "white"
             label = f"{'notifications' if system == OURS else system}, {part}"
@@ -326,8 +328,9 @@ def _legend(figure: Figure) -> None:
     if not handles:
         return
     names = sorted(handles, key=lambda name: name == "goal")
+    columns = 7 if len(names) <= 7 else 4
     figure.legend(
-        [handles[name] for name in names], names, loc="outside lower center", ncols=7, frameon=False, fontsize=10
+        [handles[name] for name in names], names, loc="outside lower center", ncols=columns, frameon=False, fontsize=10
     )
 
 

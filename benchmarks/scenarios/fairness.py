@@ -172,11 +172,8 @@ def _serve(
         if name in unfinished:
             return []
         with bench.databases([system]) as databases:
-            connection = system.connect(databases[name])
-            try:
+            with system.connected(databases[name]) as connection:
                 system.enqueue(connection, rows)
-            finally:
-                connection.close()
             patience = _PATIENCE[bench.size.name]
             task = Task(batch, patience, timed=True, warm=0, durability=_DURABILITY[bench.size.name], work=work)
             order = in_order(bench.consumers.run(consumers, databases[name], name, task))

@@ -38,11 +38,6 @@ _SECONDS = {"quick": 1.0, "full": 8.0, "tiny": 0.1}
 _IDLE = {"quick": 3, "full": 12, "tiny": 1}
 #: Messages of a drain, and drains.
 _DRAIN = {"quick": (500, 3), "full": (2_000, 5), "tiny": (40, 1)}
-#: What of the waits of a turn.
-_PARTS: dict[str, Callable[[Sequence[float]], float]] = {
-    **{f"p{percent}": partial(percentile, percent=percent) for percent in (50, 95, 99)},
-    "longest": max,
-}
 #: Seconds between two messages of a way in the idle case, at least: more than between two looks.
 _REST = 1.05
 
@@ -149,10 +144,8 @@ def _under_load(running: Running, rate: float, seconds: float, number: int) -> W
 
 def _records(load: str, rounds: list[Waits]) -> Iterator[Record]:
     polling = _NAMES[_POLLED]
-    few = sum(len(waits[_NOTIFIED][0]) for waits in rounds) < 200
-    for part, of in _PARTS.items():
-        if few and part == "longest":
-            continue  # one more beside p99, which would say the same
+    parts = parts_of(min(len(waits[queue][0]) for waits in rounds for queue in _NAMES))
+    for part, of in parts.items():
         case: dict[str, int | str] = {"load": load, "of": part}
         notified, polled = ([of(waits[queue][0]) for waits in rounds] for queue in (_NOTIFIED, _POLLED))
         # The value is of all messages, the ratio of those of a round.
@@ -160,6 +153,13 @@ def _records(load: str, rounds: list[Waits]) -> Iterator[Record]:
         figure = "from commit to start"
         yield ratio_record(figure, OURS, case, notified, "ms", reference=polling, of=polled, value=of_all[_NOTIFIED])
         yield value_record(figure, polling, case, polled, "ms", value=of_all[_POLLED])
+    part = "p99" if "p99" in parts else "longest"
     for queue, name in _NAMES.items():
-        late = [percentile(waits[queue][1], 99) for waits in rounds]
-        yield value_record("producers behind their schedule, p99", name, {"load": load}, late, "ms")
+        late = [parts[part](waits[queue][1]) for waits in rounds]
+        yield value_record(f"producers behind their schedule, {part}", name, {"load": load}, late, "ms")
+
+
+def parts_of(messages: int) -> dict[str, Callable[[Sequence[float]], float]]:
+    """What is said of the waits of so many messages: no percentile that would be the longest of them."""
+    percents = [percent for percent in (50, 95, 99) if percent == 50 or messages * (100 - percent) >= 100]
+    return {**{f"p{percent}": partial(percentile, percent=percent) for percent in percents}, "longest": max}

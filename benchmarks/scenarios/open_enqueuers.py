@@ -12,8 +12,11 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 import psycopg
 
@@ -43,28 +46,34 @@ def cases(size: Size) -> list[Case]:
     ]
 
 
-class _Enqueuer(threading.Thread):
-    """A transaction that enqueues, stays open, and commits in the end."""
+@dataclass
+class _Enqueuer:
+    """A transaction that enqueues, stays open until it is over, and commits in the end."""
 
-    def __init__(self, system: System, connection: psycopg.Connection[Any], rows: list[tuple[str, str]]) -> None:
-        super().__init__(daemon=True)
-        self.system, self.connection, self.rows = system, connection, rows
-        self.done, self.over = threading.Event(), threading.Event()
-        self.deadlocked = False
+    system: System
+    connection: psycopg.Connection[Any]
+    rows: list[tuple[str, str]]
+    over: threading.Event
+    #: It has enqueued, or gives up.
+    done: threading.Event = field(default_factory=threading.Event)
+    is_open: bool = False
 
-    def run(self) -> None:
+    def run(self) -> bool:
+        """Returns whether it met a deadlock."""
         try:
             with self.connection.transaction():
                 for row in self.rows:
                     self.system.enqueue(self.connection, [row])
+                self.is_open = True
                 self.done.set()
                 self.over.wait()
         except psycopg.errors.DeadlockDetected:
-            self.deadlocked = True
+            return True
         except psycopg.errors.LockNotAvailable:
             pass  # seen by the watch
         finally:
             self.done.set()
+        return False
 
 
 def measure(name: str, bench: Bench) -> Iterable[Record]:
@@ -88,75 +97,71 @@ def _once(bench: Bench, system: System, seed: int) -> tuple[float, float, float]
     count, seconds, setup = _NUMBERS[bench.size.name]
     dice = random.Random(seed)  # noqa: S311
     tenants = [f"t{i}" for i in range(_TENANTS)]
-    with bench.place.database(system) as dsn:
-        connections = [system.connect(dsn) for _ in range(count + 2)]
-        # Of several calls, one that gives up would take the others' messages along.
-        batch = 10 if system.batches else 1
-        consumer, watcher, *producers = connections
-        try:
-            system.enqueue(consumer, [(tenant, bench.payload) for tenant in tenants for _ in range(_EACH)])
-            eligible = system.backlog(consumer)
-            for connection in (consumer, *producers):
-                connection.execute(
-                    f"SET lock_timeout = {1000 if connection is consumer else int((setup + seconds) * 1000)}"
-                )
-            enqueuers = [
-                _Enqueuer(system, producer, [(tenant, bench.payload) for tenant in dice.sample(tenants, 3)])
-                for producer in producers
-            ]
-            with _Watch(watcher) as watch:
-                for enqueuer in enqueuers:
-                    enqueuer.start()
-                # Those that wait for each other don't get there.
-                until = time.monotonic() + setup
-                for enqueuer in enqueuers:
-                    enqueuer.done.wait(max(0.0, until - time.monotonic()))
-                served, until = 0, time.monotonic() + seconds
-                while served < eligible and time.monotonic() < until:
-                    try:
-                        leases = system.dequeue(consumer, batch)
-                        served += system.complete(consumer, leases)
-                    except psycopg.errors.LockNotAvailable:
-                        continue  # seen by the watch; the lease stays
-                    if not leases:
-                        time.sleep(0.01)
-                # The whole time, for those that come late.
-                time.sleep(max(0.0, until - time.monotonic()))
-            for enqueuer in enqueuers:
-                enqueuer.over.set()
-            for enqueuer in enqueuers:
-                enqueuer.join()
-        finally:
-            for connection in connections:
-                connection.close()
-    deadlocks = sum(enqueuer.deadlocked for enqueuer in enqueuers)
-    return served / eligible, float(len(watch.waits)), float(deadlocks)
-
-
-class _Watch:
-    """Looks again and again who waits for a lock."""
-
-    def __init__(self, connection: psycopg.Connection[Any]) -> None:
-        self._connection = connection
-        self._thread = threading.Thread(target=self._look, daemon=True)
-        self._over = threading.Event()
-        #: (backend, beginning of its wait)
-        self.waits: set[tuple[Any, ...]] = set()
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _look(self) -> None:
-        while not self._over.wait(0.02):
-            self.waits.update(
-                self._connection.execute(
-                    "SELECT l.pid, l.waitstart FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid"
-                    " WHERE a.datname = current_database() AND NOT l.granted"
-                    " AND l.waitstart < clock_timestamp() - interval '20 ms'"
-                ).fetchall()
+    over, looked = threading.Event(), threading.Event()
+    with bench.place.database(system) as dsn, ExitStack() as stack:
+        consumer, watcher, *producers = (stack.enter_context(system.connected(dsn)) for _ in range(count + 2))
+        system.enqueue(consumer, [(tenant, bench.payload) for tenant in tenants for _ in range(_EACH)])
+        eligible = system.backlog(consumer)
+        for connection in (consumer, *producers):
+            connection.execute(
+                f"SET lock_timeout = {1000 if connection is consumer else int((setup + seconds) * 1000)}"
             )
+        enqueuers = [
+            _Enqueuer(system, producer, [(tenant, bench.payload) for tenant in dice.sample(tenants, 3)], over)
+            for producer in producers
+        ]
+        # Its threads are waited for before the connections are closed.
+        threads = stack.enter_context(ThreadPoolExecutor(count + 1))
+        try:
+            watching = threads.submit(_look, watcher, looked)
+            enqueuing = [threads.submit(enqueuer.run) for enqueuer in enqueuers]
+            # Those that wait for each other don't get there; ours never do.
+            until = time.monotonic() + setup + (seconds if system.name == OURS else 0)
+            for enqueuer in enqueuers:
+                enqueuer.done.wait(max(0.0, until - time.monotonic()))
+            there = sum(enqueuer.is_open for enqueuer in enqueuers)
+            if system.name == OURS and there < count:
+                over.set()
+                for result in enqueuing:
+                    result.result()  # raises what kept it from that
+                raise AssertionError(f"only {there} of {count} transactions have enqueued")
+            served = _serve(system, consumer, eligible, seconds)
+            looked.set()
+            waits = watching.result()
+        finally:
+            looked.set()
+            over.set()
+        deadlocks = sum(enqueuer.result() for enqueuer in enqueuing)
+    return served / eligible, float(waits), float(deadlocks)
+
+
+def _serve(system: System, consumer: Any, eligible: int, seconds: float) -> int:
+    """How many are served meanwhile."""
+    # Of several calls, one that gives up would take the others' messages along.
+    batch = 10 if system.batches else 1
+    served, until = 0, time.monotonic() + seconds
+    while served < eligible and time.monotonic() < until:
+        try:
+            leases = system.dequeue(consumer, batch)
+            served += system.complete(consumer, leases)
+        except psycopg.errors.LockNotAvailable:
+            continue  # seen by the watch; the lease stays
+        if not leases:
+            time.sleep(0.01)
+    # The whole time, for those that come late.
+    time.sleep(max(0.0, until - time.monotonic()))
+    return served
+
+
+def _look(connection: psycopg.Connection[Any], looked: threading.Event) -> int:
+    """Looks again and again who waits for a lock; how many statements did."""
+    waits: set[tuple[Any, ...]] = set()  # backend, and beginning of its wait
+    while not looked.wait(0.02):
+        waits.update(
+            connection.execute(
+                "SELECT l.pid, l.waitstart FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid"
+                " WHERE a.datname = current_database() AND NOT l.granted"
+                " AND l.waitstart < clock_timestamp() - interval '20 ms'"
+            ).fetchall()
+        )
+    return len(waits)

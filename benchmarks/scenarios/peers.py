@@ -13,10 +13,12 @@ have 100 bytes, the tables are vacuumed and analyzed before each measurement, af
   of their own transactions leave one each. What that costs is in Cost. The limit, which is no peer, shows how far one
   table comes here without being fair, with history. Ours is there twice: as it is by default, with a history row for
   each message, and without history beside those that keep nothing of a message that is done (PGMQ, Procrastinate).
-* *Workers*: who only has a worker runs it in one process with a handler that does nothing, 4 or 100 messages at a time
-  (Chancy: one a tenant, in a queue for each). The rate is that of completions, from the first message's beginning until
-  none is left or the time is over. Ours has a plain handler, in threads. It is there twice: with `prefetch=100`, which
-  has so many more stand by from the beginning, and as it is by default, where it finds out how many.
+* *Workers*: who only has a worker runs it in one process with a handler that does nothing, 4 or 100 messages at a time.
+  Two have one message of each of the 20 tenants at a time, so never more than 20: Chancy, with a queue for each tenant,
+  whether 4 or 100 are asked for, and DBOS where it is 100. The rate is that of completions, from the first message's
+  beginning until none is left or the time is over. Ours has a plain handler, in threads. It is there twice: with
+  `prefetch=100`, which has so many more stand by from the beginning, and as it is by default, where it finds out how
+  many.
 
 Ours is to be three times as fast as what tries to be fair, and as fast as other Python packages in their best batch, or
 with as many at a time as suits them best of those measured; so is our worker as it is by default. Who keeps finished
@@ -34,7 +36,7 @@ from copy import copy
 from dataclasses import dataclass
 from functools import cache, partial
 from statistics import median
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import psycopg
 from psycopg.sql import SQL, Identifier
@@ -111,7 +113,7 @@ def fairness(bench: Bench) -> Iterable[Record]:
         with bench.databases([system]) as databases:
             dsn = databases[name]
             _without_disk(dsn)
-            with _connected(system, dsn) as connection:
+            with system.connected(dsn) as connection:
                 system.enqueue(connection, rows)
             _vacuum(dsn)
             order = _order(bench, system, dsn)
@@ -149,7 +151,7 @@ def fetching(load: Load, bench: Bench) -> Iterable[Record]:
 
         def once(name: str, batch: int) -> float:
             system, dsn = systems[name], database(name)
-            with _connected(system, dsn) as connection:
+            with system.connected(dsn) as connection:
                 fills[name] = system.fill_up(connection, fills[name], load.messages)
             _vacuum(dsn)
             # It has made sessions forget their plans. More calls would take in, for us, what is to count.
@@ -189,7 +191,7 @@ def _worked(bench: Bench, systems: Mapping[str, System], at_a_time: int) -> dict
             system, dsn = systems[name], database(name)
             assert isinstance(system, Working)
             missing = messages - system.left(dsn)
-            with _connected(system, dsn) as connection:
+            with system.connected(dsn) as connection:
                 system.fill(connection, Fill(missing, tenants, bench.payload))
             _vacuum(dsn)
             return _serve(processes[name], dsn, seconds).rate
@@ -276,15 +278,6 @@ def _databases(bench: Bench, systems: Mapping[str, System]) -> Iterator[Callable
     with ExitStack() as stack:
         yield cache(lambda name: stack.enter_context(bench.place.database(systems[name])))
         bench.consumers.release()
-
-
-@contextmanager
-def _connected(system: System, dsn: str) -> Iterator[Any]:
-    connection = system.connect(dsn)
-    try:
-        yield connection
-    finally:
-        connection.close()
 
 
 def _without_disk(dsn: str) -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import io
 import os
-import shutil
 import tempfile
 import threading
 import time
@@ -32,6 +31,7 @@ from sqlalchemy import make_url
 from benchmarks.measuring import Bench, Case, Size, alternate
 from benchmarks.records import Record, at_least, ratio_record, value_record
 from benchmarks.systems import OURS, SYSTEMS
+from fairqueue.spark.java import has_java
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -68,7 +68,7 @@ _HISTORY = """
 
 def cases(size: Size) -> list[Case]:
     written, read = _WRITTEN[size.name], _READ[size.name]
-    seconds = 30 + size.rounds * written * 0.00007
+    seconds = 30 + size.near * written * 0.00007
     return [
         *(
             Case(f"write {written:,} rows {keys} keys", partial(writing, written, keyed=keyed), seconds)
@@ -110,7 +110,7 @@ def writing(rows: int, bench: Bench, *, keyed: bool) -> Iterable[Record]:
             for name in ways:
                 once(name)  # the JVM compiles what is used often
         bench.place.checkpoint()
-        rates = alternate(list(ways), bench.size.rounds, once)
+        rates = alternate(list(ways), bench.size.near, once)
         for name, least in (("atomic", 0.5), ("direct", 0.75)):
             case: dict[str, int | str] = {"way": name, "keys": "with keys" if keyed else "without", "rows": rows}
             for reference, wanted in {_RAW: at_least(least), _ONE: None, _JDBC: at_least(1), _TUNED: None}.items():
@@ -197,7 +197,7 @@ def _can(bench: Bench) -> bool:
     """Whether there is what Spark needs; the page says what is not."""
     if find_spec("pyspark") is None:
         bench.note("Spark was left out: PySpark is not installed")
-    elif "JAVA_HOME" not in os.environ and shutil.which("java") is None:
+    elif not has_java():
         bench.note("Spark was left out: there is no Java")
     else:
         return OURS in bench.systems

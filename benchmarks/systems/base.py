@@ -8,10 +8,11 @@ process that is spoken to.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -83,6 +84,15 @@ class System(ABC):
     @abstractmethod
     def connect(self, dsn: str) -> Any:
         """A consumer's or producer's own connection, closed by its close()."""
+
+    @contextlib.contextmanager
+    def connected(self, dsn: str) -> Iterator[Any]:
+        """Such a connection, closed after the block."""
+        connection = self.connect(dsn)
+        try:
+            yield connection
+        finally:
+            connection.close()
 
     @abstractmethod
     def enqueue(self, connection: Any, rows: Sequence[tuple[str, str]]) -> None:

@@ -6,10 +6,12 @@ names and a missing column are put right; nothing else is changed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import psycopg
+from psycopg.pq import TransactionStatus
 
 from .base import Fill, SQLSystem
 from .fifo import TO_EPOCH
@@ -150,17 +152,26 @@ class ChannelRow(SQLSystem):
     complete_sql = "SELECT * FROM message_complete(%(id)s::bigint, %(attempt)s::integer)"
     backlog_sql = "SELECT count(*) FROM message"
 
+    def __init__(self) -> None:
+        #: The channels that a connection knows to be there: its publisher makes them once, not with each message.
+        self._known: WeakKeyDictionary[psycopg.Connection[Any], set[str]] = WeakKeyDictionary()
+
     def enqueue(self, connection: psycopg.Connection[Any], rows: Sequence[tuple[str, str]]) -> None:
-        names = list(dict.fromkeys(channel for channel, _ in rows))
-        self._create(connection, "SELECT unnest(%(names)s::text[])", {"names": names})
+        self._create(connection, (channel for channel, _ in rows))
         super().enqueue(connection, rows)
 
     def fill(self, connection: psycopg.Connection[Any], fill: Fill) -> None:
-        names = "SELECT %(prefix)s || i FROM generate_series(0, %(last)s) i"
-        self._create(connection, names, {"prefix": fill.prefix, "last": min(fill.channels, fill.numbers.stop) - 1})
+        self._create(connection, (f"{fill.prefix}{i}" for i in range(min(fill.channels, fill.numbers.stop))))
         super().fill(connection, fill)
 
-    def _create(self, connection: psycopg.Connection[Any], names: str, values: dict[str, Any]) -> None:
+    def _create(self, connection: psycopg.Connection[Any], names: Iterable[str]) -> None:
         """Its channels have to be there beforehand. Not looked for and locked where they are: others may hold them."""
-        create = f"INSERT INTO channel (name) SELECT * FROM ({names}) n (name) ON CONFLICT DO NOTHING"
-        connection.execute(create.encode(), values)
+        known = self._known.setdefault(connection, set())
+        missing = list(dict.fromkeys(name for name in names if name not in known))
+        if not missing:
+            return
+        # What a transaction of the caller makes may yet be rolled back.
+        stays = connection.info.transaction_status == TransactionStatus.IDLE
+        connection.execute("INSERT INTO channel (name) SELECT unnest(%s::text[]) ON CONFLICT DO NOTHING", (missing,))
+        if stays:
+            known.update(missing)

@@ -4,7 +4,9 @@ One column says both from when on a message may be served and when its lease end
 out is found where what is next is found.
 
 Its statements are planned once, as those of our functions are: with the number of messages in the text, as for a
-parameter PostgreSQL assumes a tenth of the table, and would plan anew for each call.
+parameter PostgreSQL assumes a tenth of the table, and would plan anew for each call. Its connections have the settings
+of our message_dequeue, for every access to be by an index: of a small table that was never analyzed, PostgreSQL may
+otherwise choose to read and hash all of it at each call, and keep to that as the table grows.
 """
 
 from __future__ import annotations
@@ -14,6 +16,15 @@ from typing import Any
 import psycopg
 
 from .base import SQLSystem
+
+_SETTINGS = {
+    "plan_cache_mode": "force_generic_plan",
+    "jit": "off",
+    "enable_seqscan": "off",
+    "enable_bitmapscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+}
 
 
 class Limit(SQLSystem):
@@ -92,5 +103,6 @@ class Limit(SQLSystem):
 
     def connect(self, dsn: str) -> psycopg.Connection[Any]:
         connection = super().connect(dsn)
-        connection.execute("SET plan_cache_mode = force_generic_plan")
+        for name, value in _SETTINGS.items():
+            connection.execute("SELECT set_config(%s, %s, false)", (name, value))
         return connection

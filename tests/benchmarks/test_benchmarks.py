@@ -24,12 +24,13 @@ from benchmarks.measuring import TINY, Bench, Case, alternate
 from benchmarks.pictures import draw
 from benchmarks.place import Place
 from benchmarks.processes import Child, ProcessFailed
-from benchmarks.records import Record, at_least, percentile, ratio_record, value_record
-from benchmarks.report import page
+from benchmarks.records import Record, percentile, value_record
+from benchmarks.report import PAGE, load, page
 from benchmarks.scenarios import SCENARIOS, fairness, latency
 from benchmarks.systems import OURS, OURS_WITHOUT_HISTORY, SYSTEMS, Fill, System, payload_of
 from benchmarks.systems.peers import PEERS
 from benchmarks.workers import Arrival, Sent, produce
+from tests.benchmarks.results import result_of
 from tests.fixtures.postgres import Postgres, libpq
 from tests.fixtures.spark import on_spark, only_then
 from tests.pages import ROOT
@@ -185,13 +186,18 @@ def test_a_case_that_fails_leaves_the_others(bench: Bench) -> None:
 
     own = Bench(bench.place, bench.consumers, TINY, {})
     good = Case("good", lambda _: [value_record("rate", "limit", {}, [1.0], "1/s")])
+
+    def half(bench: Bench) -> Iterator[Record]:
+        yield value_record("rate", "blocks", {}, [1.0], "1/s")
+        raise TimeoutError("later")
+
     progress = Progress()
     task = progress.add_task("")
     errors: list[Exception] = [TimeoutError(), ProcessFailed("gone\nfor good"), psycopg.OperationalError("no server")]
-    result = measure(own, "peers", [*map(raising, errors), good], progress, task)
-    assert [record["system"] for record in result["records"]] == ["limit"]
-    assert [note.rpartition(": ")[2] for note in result["notes"]] == ["TimeoutError", "gone", "no server"]
-    assert own.failed == 3
+    result = measure(own, "peers", [*map(raising, errors), good, Case("half", half)], progress, task)
+    assert [record["system"] for record in result["records"]] == ["limit", "blocks"]  # also what came before the error
+    assert [note.rpartition(": ")[2] for note in result["notes"]] == ["TimeoutError", "gone", "no server", "later"]
+    assert own.failed == result["failed"] == 4
     with pytest.raises(KeyboardInterrupt):
         measure(own, "peers", [raising(KeyboardInterrupt())], progress, task)
 
@@ -251,6 +257,39 @@ def test_what_cannot_begin_says_why(
     assert f"Error: {told}" in done.output or f"{told}: '{tmp_path / out}'" in done.output
 
 
+def test_a_picture_that_cannot_be_drawn_costs_no_figures(
+    empty_database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(out: Path, name: str, records: Any) -> list[str]:
+        assert json.loads((tmp_path / f"{name}.json").read_text())["records"] == records  # they are safe already
+        raise RuntimeError("no ink")
+
+    monkeypatch.setenv("FAIRQUEUE_DSN", empty_database_url)
+    monkeypatch.setattr("signal.signal", lambda *_: None)  # SIGTERM stays ours
+    monkeypatch.setattr("benchmarks.__main__.draw", broken)
+    done = CliRunner().invoke(main, ["--tiny", "--out", str(tmp_path), "imports", "flood"])
+    assert (done.exit_code, done.exception) == (0, None)
+    assert all("no pictures: no ink" in load(tmp_path, [name])[name]["notes"] for name in ("imports", "flood"))
+    assert (tmp_path / PAGE).read_text().count("* no pictures: no ink\n") == 2
+
+
+@pytest.mark.parametrize(
+    ("size", "folder"), [([], "build/benchmarks"), (["--tiny"], "build/benchmarks"), (["--full"], "docs/benchmarks")]
+)
+def test_only_full_runs_are_published(size: list[str], folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Path] = []
+
+    def run(names: object, size: object, systems: object, out: Path, console: object) -> int:
+        asked.append(out)
+        return 0
+
+    monkeypatch.setattr("signal.signal", lambda *_: None)  # SIGTERM stays ours
+    monkeypatch.setattr("benchmarks.__main__.run", run)
+    monkeypatch.setattr("pathlib.Path.mkdir", lambda *_, **__: None)
+    assert CliRunner().invoke(main, size).exit_code == 0
+    assert asked == [ROOT / folder]
+
+
 def test_a_role_that_may_make_no_databases(
     empty_database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,50 +300,6 @@ def test_a_role_that_may_make_no_databases(
     done = CliRunner().invoke(main, ["--tiny", "--out", str(tmp_path), "flood"])
     assert (done.exit_code, list(tmp_path.iterdir())) == (1, [])
     assert "Error: the server can't be used: permission denied to create database\n" in done.output
-
-
-def result_of(records: list[Record], surroundings: dict[str, str]) -> dict[str, Any]:
-    written = [asdict(record) for record in records]
-    return {"size": "tiny", "seconds": 1.0, "environment": surroundings, "notes": [], "records": written}
-
-
-SURROUNDINGS: tuple[str, ...] = ("time", "revision", "load before", "durable commit", "processor")
-
-
-def test_the_page_says_which_goals_are_reached() -> None:
-    def rate(batch: int, ours: list[float]) -> list[Record]:
-        case, figure, of = {"batch": batch}, "rate", [100.0] * 3
-        goal = at_least(0.5)
-        return [
-            ratio_record(figure, "fairqueue", case, ours, "1/s", reference="limit", of=of, wanted=goal),
-            ratio_record(figure, "blocks", case, [10.0] * 3, "1/s", reference="limit", of=of),
-            value_record(figure, "limit", case, of, "1/s"),
-        ]
-
-    records = [*rate(1, [40.0, 60.0, 80.0]), *rate(10, [20.0, 30.0, 30.0])]
-    surroundings = dict.fromkeys(SURROUNDINGS, "1")
-    text = page({"dequeueing": result_of(records, surroundings)}, SCENARIOS, {})
-    assert (
-        "| [Dequeueing](#dequeueing) | rate: fairqueue / limit | ≥ 0.5 | 0.300 to 0.600 | tiny | **1 of 2** |" in text
-    )
-    # 40 and 80 are so far from 60, and 20 from 30; half of the cases have no spread.
-    spread = "The pair farthest from the median: 17% off in a typical row, 33% off in the worst."
-    assert f"**Rate**; over limit. {spread}" in text
-    assert "| batch | fairqueue | limit, 1/s | blocks |\n" in text
-    assert "| 1 | 0.600 | 100 | 0.100 |\n| 10 | **0.300** | 100 | 0.100 |\n" in text
-    text = page({"dequeueing": result_of([r for r in records if r.system != "blocks"], surroundings)}, SCENARIOS, {})
-    assert "| batch | fairqueue | limit | fairqueue / limit |\n" in text
-    assert "| 10 | 30 | 100 | **0.300** |\n" in text
-
-
-def test_the_page_says_on_which_machine_each_scenario_was_measured() -> None:
-    def on(processor: str) -> dict[str, Any]:
-        return result_of([], dict.fromkeys(SURROUNDINGS, "1") | {"processor": processor})
-
-    text = page({"dequeueing": on("fast"), "growth": on("slow"), "peers": on("fast")}, SCENARIOS, {})
-    assert "\ndequeueing, peers:\n\n|  |  |\n|---|---|\n| processor | fast |\n" in text
-    assert "\ngrowth:\n\n|  |  |\n|---|---|\n| processor | slow |\n" in text
-    assert [line for line in text.splitlines() if ", slow, load" in line and "growth.json" in line]
 
 
 class Scripted:

@@ -21,7 +21,7 @@ from benchmarks.systems.peers import OUR_WORKER, PEERS, Peer, Working
 from benchmarks.systems.peers.base import work
 from benchmarks.systems.peers.own import FairqueueWorker
 from benchmarks.systems.peers.pgboss import PgBoss
-from tests.fixtures.postgres import Postgres, libpq
+from tests.fixtures.postgres import libpq
 
 # What others warn of isn't ours to mend.
 pytestmark = pytest.mark.filterwarnings("default")
@@ -122,19 +122,6 @@ class BrokenWorker(FairqueueWorker):
 
     def work(self, dsn: str, handle: Callable[[str], None], stop: threading.Event) -> None:
         raise RuntimeError("not today")
-
-
-@pytest.fixture(scope="module")
-def place(postgres: Postgres) -> Iterator[Place]:
-    place = Place(libpq(postgres.url.render_as_string(hide_password=False)))
-    yield place
-    place.close()
-
-
-@pytest.fixture(scope="module")
-def consumers() -> Iterator[Consumers]:
-    with Consumers() as consumers:
-        yield consumers
 
 
 @pytest.fixture

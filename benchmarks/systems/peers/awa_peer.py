@@ -38,9 +38,8 @@ class Awa(Working):
     backlog_sql = "SELECT count(*) FROM awa.jobs WHERE state NOT IN ('completed', 'failed', 'cancelled')"
 
     def install(self, dsn: str) -> None:
-        connection = self.connect(dsn)
-        connection.run(connection.api.migrate())
-        connection.close()
+        with self.connected(dsn) as connection:
+            connection.run(connection.api.migrate())
 
     def connect(self, dsn: str) -> Client:
         async def opening() -> Any:

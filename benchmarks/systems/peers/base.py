@@ -8,7 +8,6 @@ handler that does nothing.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import threading
 import time
@@ -23,6 +22,7 @@ from typing import Any, ClassVar, Self, TypeVar
 
 import psycopg
 
+from benchmarks.processes import answer
 from benchmarks.systems.base import LEASE, Lease, System, value_of
 
 T = TypeVar("T")
@@ -124,14 +124,7 @@ class Served:
 def work(pipe: Connection, system: Working) -> None:
     """The life of a worker process. Sent a DSN and seconds, it works until nothing is left or these are over."""
     logging.disable(logging.WARNING)  # Some warn of how they are stopped.
-    with contextlib.suppress(EOFError, ConnectionError, KeyboardInterrupt):
-        pipe.send(True)
-        while True:
-            dsn, seconds = pipe.recv()
-            try:
-                pipe.send(serve(system, dsn, seconds))
-            except Exception as error:  # noqa: BLE001  # of any package
-                pipe.send(f"{system.name}: {type(error).__name__}: {error}")
+    answer(pipe, lambda order: serve(system, *order), lambda _: system.name)
 
 
 def serve(system: Working, dsn: str, seconds: float) -> Served:

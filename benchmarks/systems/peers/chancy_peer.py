@@ -38,11 +38,10 @@ class Chancy(Working):
     backlog_sql = "SELECT count(*) FROM chancy_jobs WHERE state NOT IN ('succeeded', 'failed')"
 
     def install(self, dsn: str) -> None:
-        connection = self.connect(dsn)
-        connection.run(connection.api.migrate())
-        # Its worker would declare this one, with processes for jobs.
-        connection.run(connection.api.declare(_queue("default")))
-        connection.close()
+        with self.connected(dsn) as connection:
+            connection.run(connection.api.migrate())
+            # Its worker would declare this one, with processes for jobs.
+            connection.run(connection.api.declare(_queue("default")))
 
     def connect(self, dsn: str) -> Client:
         async def opening() -> Any:

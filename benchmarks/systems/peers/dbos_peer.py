@@ -27,11 +27,10 @@ class DBOS(Working):
         from dbos import run_dbos_database_migrations
 
         run_dbos_database_migrations(dsn)
-        connection = self.connect(dsn)
-        connection.register_queue(
-            _QUEUE, worker_concurrency=self.at_a_time, partition_concurrency=1, polling_interval_sec=0.001
-        )
-        connection.close()
+        with self.connected(dsn) as connection:
+            connection.register_queue(
+                _QUEUE, worker_concurrency=self.at_a_time, partition_concurrency=1, polling_interval_sec=0.001
+            )
 
     def connect(self, dsn: str) -> Any:
         from dbos import DBOSClient

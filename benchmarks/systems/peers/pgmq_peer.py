@@ -29,10 +29,9 @@ class PGMQ(Peer):
 
         with psycopg.connect(dsn) as connection:
             install_pgmq_from_sql(conn=connection)
-        queue = self.connect(dsn)
-        queue.create_queue(_QUEUE)
-        self.index(queue)
-        queue.close()
+        with self.connected(dsn) as queue:
+            queue.create_queue(_QUEUE)
+            self.index(queue)
 
     def index(self, queue: Any) -> None:
         """Make what its way to read needs besides."""

@@ -24,9 +24,8 @@ class PgQueuer(Peer):
     url = "https://github.com/janbjorge/pgqueuer"
 
     def install(self, dsn: str) -> None:
-        connection = self.connect(dsn)
-        connection.run(connection.api.install())
-        connection.close()
+        with self.connected(dsn) as connection:
+            connection.run(connection.api.install())
 
     def connect(self, dsn: str) -> Client:
         async def opening() -> Any:

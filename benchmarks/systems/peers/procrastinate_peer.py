@@ -24,9 +24,8 @@ class Procrastinate(Peer):
     batches = False
 
     def install(self, dsn: str) -> None:
-        connection = self.connect(dsn)
-        connection.run(connection.api.schema_manager.apply_schema_async())
-        connection.close()
+        with self.connected(dsn) as connection:
+            connection.run(connection.api.schema_manager.apply_schema_async())
 
     def connect(self, dsn: str) -> Client:
         async def opening() -> Any:
