@@ -87,6 +87,8 @@ def test_readme_with_flask(project: Path) -> None:
     client = app.app.test_client()
     assert [client.post("/acme/documents", data="one two three").status_code for _ in range(3)] == [202] * 3
     assert client.post("/globex/documents", data="four").status_code == 202
+    refused = client.post(f"/{'x' * 300}/documents", data="five")
+    assert (refused.status_code, refused.json) == (422, {"error": "channel must have 1 to 255 characters, not 300"})
     assert len(drain(models.engine, worker.app)) == 4
     with Session(models.engine) as session:
         assert sorted(words for (words,) in session.query(models.Document.words)) == [1, 3, 3, 3]
@@ -123,8 +125,11 @@ async def test_readme_with_fastapi(project: Path, anyio_backend: str) -> None:
     models.Base.metadata.create_all(models.engine)
     transport = httpx.ASGITransport(app=api.app)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-        answer = await client.post("/acme/documents", params={"text": "one two"})
-    assert answer.status_code == 202
+        answers = [
+            await client.post(f"/{tenant}/documents", params={"text": "one two"}) for tenant in ("acme", "x" * 300)
+        ]
+    assert [answer.status_code for answer in answers] == [202, 422]
+    assert answers[1].json() == {"detail": "channel must have 1 to 255 characters, not 300"}
     await api.engine.dispose()
     assert len(drain(models.engine, worker.app)) == 1
     with Session(models.engine) as session:
