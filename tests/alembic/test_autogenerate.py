@@ -14,6 +14,7 @@ import fairqueue.alembic
 from fairqueue.errors import InvalidValue
 from tests.alembic.hosts import ATTACHED, INVOICE, Host, catalog
 from tests.fixtures.connections import Raw
+from tests.pages import ROOT, blocks
 
 SCHEMAS = 'settings["include_schemas"] = True\n'
 OUR_MODELS_TOO = 'settings["target_metadata"] = [metadata, fairqueue.Message.metadata]\n'
@@ -146,6 +147,29 @@ def test_a_foreign_key_to_another_schema(tmp_path: Path, empty_database_url: str
     host.check()
     host.downgrade()
     assert catalog(database) == nothing
+
+
+def test_a_foreign_key_is_added(tmp_path: Path, empty_database_url: str, raw: Raw) -> None:
+    """As docs/operations.md has it, to a table that is there; and the revision can be taken back."""
+    ((_, code),) = blocks((ROOT / "docs" / "operations.md").read_text("utf-8"), "python")
+    before, _, _ = code.partition("    message_id")
+    known = f"{ATTACHED}{BASE}import fairqueue as fq\n"
+    host = Host(tmp_path, empty_database_url, known + before)
+    database = raw(empty_database_url)
+    host.autogenerate()
+    host.upgrade()
+    without = catalog(database)
+    host.become(known + code)
+    host.autogenerate()
+    host.upgrade()
+    host.check()
+    database.execute("INSERT INTO fairqueue.message (channel) VALUES ('acme')")
+    database.execute("INSERT INTO invoice (message_id) SELECT id FROM fairqueue.message")
+    database.execute("SELECT fairqueue.message_cancel('{1}')")
+    assert database.execute("TABLE invoice").fetchall() == [(1, None)]
+    database.rollback()
+    host.downgrade("-1")
+    assert catalog(database) == without
 
 
 def test_a_foreign_key_that_is_translated(tmp_path: Path, empty_database_url: str) -> None:
