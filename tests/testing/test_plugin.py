@@ -111,6 +111,21 @@ class TestPage:
         run().assert_outcomes(passed=2)
         assert (pytester.path / "log").read_text() == "upgrade "
 
+    @pytest.mark.parametrize("case", [("readme", "README.md", "models"), ("factory", "docs/web.md", "app")])
+    def test_flask(
+        self, pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch, case: tuple[str, str, str]
+    ) -> None:
+        """The tests of this page for the applications of others, whose own database isn't there."""
+        name, page, models = case
+        monkeypatch.setenv("DATABASE_URL", "postgresql+psycopg://nobody@127.0.0.1:1/nothing")
+        for file, code in blocks((ROOT / page).read_text("utf-8"), "python"):
+            if file not in {"", "env.py"}:
+                (pytester.path / file).write_text(code)
+        tests = pytester.mkdir("tests")
+        (tests / "conftest.py").write_text(FILES["conftest.py"].replace("shop", models))
+        (tests / "test_upload.py").write_text(FILES[f"flask/test_{name}.py"])
+        run().assert_outcomes(passed=1)
+
     def test_another_schema(self, pytester: pytest.Pytester, run: Run) -> None:
         """And an application that keeps a connection to what it has installed, in its own pool."""
         pytester.makeconftest(
