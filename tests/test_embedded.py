@@ -393,7 +393,7 @@ class TestCommand:
 
     def test_a_signal_while_it_starts(self, home: Path) -> None:
         with command() as process:
-            wait_until((home / "server/data.new").exists)
+            wait_until(lambda: any(home.glob("server/data*")))
             code, printed, problems = ended(process, signal.SIGTERM)
             assert (code, printed.count("\n"), problems) == (0, 1, "")
         assert gone(home / "server")
