@@ -5,6 +5,7 @@ import importlib
 import logging
 import os
 import re
+import secrets
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -19,12 +20,12 @@ import alembic.config
 import psycopg
 import pytest
 from click.testing import CliRunner
-from sqlalchemy import Engine, ForeignKey, NullPool, text
+from sqlalchemy import Engine, ForeignKey, NullPool, create_engine, text
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, relationship
 
 import fairqueue as fq
-from fairqueue import schedule
+from fairqueue import roles, schedule
 from fairqueue.cli.program import program
 from fairqueue.testing import drain
 from tests.fixtures.connections import Raw
@@ -87,6 +88,8 @@ def test_readme_with_flask(project: Path) -> None:
     client = app.app.test_client()
     assert [client.post("/acme/documents", data="one two three").status_code for _ in range(3)] == [202] * 3
     assert client.post("/globex/documents", data="four").status_code == 202
+    refused = client.post(f"/{'x' * 300}/documents", data="five")
+    assert (refused.status_code, refused.json) == (422, {"error": "channel must have 1 to 255 characters, not 300"})
     assert len(drain(models.engine, worker.app)) == 4
     with Session(models.engine) as session:
         assert sorted(words for (words,) in session.query(models.Document.words)) == [1, 3, 3, 3]
@@ -123,8 +126,11 @@ async def test_readme_with_fastapi(project: Path, anyio_backend: str) -> None:
     models.Base.metadata.create_all(models.engine)
     transport = httpx.ASGITransport(app=api.app)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-        answer = await client.post("/acme/documents", params={"text": "one two"})
-    assert answer.status_code == 202
+        answers = [
+            await client.post(f"/{tenant}/documents", params={"text": "one two"}) for tenant in ("acme", "x" * 300)
+        ]
+    assert [answer.status_code for answer in answers] == [202, 422]
+    assert answers[1].json() == {"detail": "channel must have 1 to 255 characters, not 300"}
     await api.engine.dispose()
     assert len(drain(models.engine, worker.app)) == 1
     with Session(models.engine) as session:
@@ -173,6 +179,29 @@ def test_operations_page(database_url: str, session: Session) -> None:
         ).fetchall()
     assert (left, kept) == ([("globex",)], [])
     assert fq.check(session) == []
+
+
+def test_rights_of_a_worker(project: Path) -> None:
+    """What docs/operations.md grants is what the handler of README needs. Roles belong to the server."""
+    page = (ROOT / "docs" / "operations.md").read_text("utf-8")
+    (own_tables,) = re.findall(r"`(GRANT [^`]* TO app_worker)`", page)
+    models, app, worker = load("models"), load("app"), load("worker")
+    models.Base.metadata.create_all(models.engine)
+    assert app.app.test_client().post("/acme/documents", data="one two").status_code == 202
+    name = f"app_worker_{secrets.token_hex(4)}"
+    engine = create_engine(models.engine.url, connect_args={"options": f"-c role={name}"})
+    with models.engine.begin() as connection:
+        connection.execute(text(f"CREATE ROLE {name}"))
+        roles.grant(connection, name, "worker")
+    try:
+        with models.engine.begin() as connection:
+            connection.execute(text(own_tables.replace("app_worker", name)))
+        assert [str(outcome) for _, outcome in drain(engine, worker.app)] == ["completed"]
+    finally:
+        engine.dispose()
+        with models.engine.begin() as connection:
+            connection.execute(text(f"DROP OWNED BY {name}; DROP ROLE {name}"))
+        models.engine.dispose()
 
 
 @pytest.mark.parametrize("already", [False, True])

@@ -28,6 +28,7 @@ import benchmarks.place
 from fairqueue import embedded
 from fairqueue._url import libpq as libpq_of
 from fairqueue._url import parsed, sqlalchemy_url
+from fairqueue.cli.signals import handled
 from fairqueue.embedded import EmbeddedError, _programs
 from fairqueue.embedded._files import locked, trying
 from fairqueue.embedded._programs import find_binaries
@@ -370,6 +371,82 @@ class TestShared:
     def test_a_home_that_no_url_can_name_is_refused(self, home: Path, name: str) -> None:
         with pytest.raises(EmbeddedError, match="holds a comma or a quotation mark: set FAIRQUEUE_PG_HOME"):
             embedded.shared(home / name)
+
+
+class TestCommand:
+    """python -m fairqueue.embedded"""
+
+    def test_runs_until_it_is_told_to_stop(self, home: Path) -> None:
+        """By Ctrl-C, by another process, by the end of its terminal. The address stays, and what was written there."""
+        urls = set()
+        for stop in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            with command() as process:
+                urls.add(url := address(process))
+                with psycopg.connect(libpq(url)) as connection:
+                    connection.execute("CREATE TABLE IF NOT EXISTS kept (name text)")
+                    connection.execute("INSERT INTO kept VALUES (%s)", [stop.name])
+                assert ended(process, stop) == (0, "", "")
+            assert gone(home / "server")
+        assert len(urls) == 1
+        with embedded.shared() as server:
+            assert urls == {server.url("app")}
+            assert query(server.url("app"), "SELECT string_agg(name, ' ') FROM kept") == "SIGTERM SIGINT SIGHUP"
+
+    def test_a_signal_while_it_starts(self, home: Path) -> None:
+        with command() as process:
+            wait_until(lambda: any(home.glob("server/data*")))
+            code, printed, problems = ended(process, signal.SIGTERM)
+            assert (code, printed.count("\n"), problems) == (0, 1, "")
+        assert gone(home / "server")
+
+    def test_a_server_that_others_use_goes_on(self, home: Path) -> None:
+        with embedded.shared() as server:
+            with command("it's a&b") as process:
+                url = address(process)
+                assert ended(process, signal.SIGTERM) == (0, "", "")
+            assert query(url, "SELECT current_database()") == "it's a&b"
+            assert url == server.url("it's a&b")
+        assert gone(home / "server")
+
+    def test_says_where_the_data_is(self, home: Path) -> None:
+        with command("--help") as process:
+            printed, _ = process.communicate(timeout=60)
+        assert str(home / "server") in printed
+        assert not (home / "server").exists()
+
+    def test_an_error_is_one_line(self, home: Path) -> None:
+        (home / "server").symlink_to("/")
+        with command() as process:
+            printed, problems = process.communicate(timeout=60)
+        assert (process.returncode, printed, problems.count("\n")) == (1, "", 1)
+        assert problems.startswith(f"fairqueue: {home / 'server'} is not a directory of this user")
+
+
+@contextlib.contextmanager
+def command(*arguments: str) -> Iterator["subprocess.Popen[str]"]:
+    line = [sys.executable, "-W", "error", "-m", "fairqueue.embedded", *arguments]
+    with (
+        handled(signal.SIG_DFL, signal.SIGHUP),  # whose being ignored, as by nohup, a process inherits
+        subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process,
+    ):
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def address(process: "subprocess.Popen[str]") -> str:
+    """What a shell makes of the line that it prints."""
+    assert process.stdout
+    line = process.stdout.readline()
+    shell = ["sh", "-c", f'{line}printf %s "$DATABASE_URL"']
+    return subprocess.run(shell, capture_output=True, text=True, check=True).stdout
+
+
+def ended(process: "subprocess.Popen[str]", stop: signal.Signals) -> tuple[int, str, str]:
+    process.send_signal(stop)
+    printed, problems = process.communicate(timeout=60)
+    return process.returncode, printed, problems
 
 
 class TestBinaries:

@@ -12,6 +12,11 @@
 :func:`ephemeral` is a throw-away server of this process, :func:`shared` a durable one that several processes use
 together, :func:`database_url` is FAIRQUEUE_DSN where that is set and one of the two where it is not.
 
+``python -m fairqueue.embedded [DATABASE]`` is the shared server as a program to develop with: it makes the database,
+``app`` unless named, prints its address as a line for a shell, and stops the server at Ctrl-C or SIGTERM, unless others
+use it. The data and the address stay the same from run to run. Other programs that use :func:`shared` have to handle
+SIGTERM themselves, or it leaves the server running, as a kill does.
+
 Not for production: nobody patches these programs for you. Linux and macOS. The rest of fairqueue never
 imports this package.
 

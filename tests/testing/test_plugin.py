@@ -112,6 +112,21 @@ class TestPage:
         run().assert_outcomes(passed=2)
         assert (pytester.path / "log").read_text() == "upgrade "
 
+    @pytest.mark.parametrize("case", [("readme", "README.md", "models"), ("factory", "docs/web.md", "app")])
+    def test_flask(
+        self, pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch, case: tuple[str, str, str]
+    ) -> None:
+        """The tests of this page for the applications of others, whose own database isn't there."""
+        name, page, models = case
+        monkeypatch.setenv("DATABASE_URL", "postgresql+psycopg://nobody@127.0.0.1:1/nothing")
+        for file, code in blocks((ROOT / page).read_text("utf-8"), "python"):
+            if file not in {"", "env.py"}:
+                (pytester.path / file).write_text(code)
+        tests = pytester.mkdir("tests")
+        (tests / "conftest.py").write_text(FILES["conftest.py"].replace("shop", models))
+        (tests / "test_upload.py").write_text(FILES[f"flask/test_{name}.py"])
+        run().assert_outcomes(passed=1)
+
     def test_another_schema(self, pytester: pytest.Pytester, run: Run) -> None:
         """And an application that keeps a connection to what it has installed, in its own pool."""
         pytester.makeconftest(
@@ -263,7 +278,7 @@ class TestDatabases:
         self, shop: Path, run: Run, empty_database_url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Without our fixtures, as on the page; and with one overridden, from which the others go on: here an engine,
-        in another schema. Neither asks for the server."""
+        in another schema. Neither asks for the server. Of a database with another name than the page's nothing goes."""
         monkeypatch.setenv("TEST_DATABASE_URL", empty_database_url)
         monkeypatch.setenv("PYTHONPATH", str(shop))
         monkeypatch.setenv("FAIRQUEUE_TEST_DSN", "postgresql://nobody@127.0.0.1:1/nothing")
@@ -273,7 +288,7 @@ class TestDatabases:
             "own/conftest.py": conftest.replace("shop_test", str(name)),
             "own/test_own.py": test,
             "another/conftest.py": conftest,
-            "another/test_another.py": test,
+            "another/test_another.py": test + "\n\ndef test_clock(clock):\n    pass\n",
             "overridden/conftest.py": """
 import fairqueue as fq
 import os
@@ -304,9 +319,15 @@ def test_later(fairqueue_session, fairqueue_clock):
         }.items():
             (shop / file).parent.mkdir(exist_ok=True)
             (shop / file).write_text(code)
-        result = run("own", "another", "overridden")
-        result.assert_outcomes(passed=2 + 1 + 1, errors=1)
-        result.stdout.fnmatch_lines([f"*test_database is 'shop_test', but the engine is connected to '{name}'"])
+        run("own", "overridden").assert_outcomes(passed=2 + 1)
+        with psycopg.connect(libpq(empty_database_url)) as connection:
+            connection.execute("CREATE TABLE document AS SELECT 7 AS id")
+        result = run("another")
+        result.assert_outcomes(errors=3)
+        result.stdout.fnmatch_lines([f"E*TEST_DATABASE_URL leads to '{name}', and these tests drop what is there*"])
+        with psycopg.connect(libpq(empty_database_url)) as connection:
+            assert connection.execute("TABLE document").fetchall() == [(7,)]
+            assert connection.execute("SELECT to_regclass('fairqueue.message')").fetchone() == (None,)
 
     def test_of_an_installation_elsewhere(self, pytester: pytest.Pytester, run: Run) -> None:
         """An env.py that takes its URL from somewhere else migrates another database; this says so."""

@@ -23,6 +23,7 @@ from tests.acts import wait_until
 from tests.pages import ROOT, blocks
 
 FILES = {name: code for name, code in blocks((ROOT / "docs" / "web.md").read_text("utf-8"), "python") if name}
+TOO_LONG = "x" * 300
 
 
 @pytest.fixture
@@ -54,6 +55,10 @@ def test_flask_with_flask_sqlalchemy(reader: None) -> None:
         app.db.session.commit()
         assert [client.post("/acme/documents", data="one").status_code for _ in range(2)] == [202, 429]
         app.db.session.remove()
+    assert client.post(f"/{TOO_LONG}/documents", data="one").status_code == 422
+    with jobs.flask_app.app_context():
+        assert app.db.session.scalar(text("SELECT count(*) FROM document")) == 2, "the last one was rolled back"
+        app.db.session.remove()
         app.db.engine.dispose()
 
 
@@ -61,21 +66,27 @@ def test_flask_without_flask_sqlalchemy(reader: None) -> None:
     plain = load("plain")
     plain.metadata.create_all(plain.engine)
     client = plain.app.test_client()
-    assert [client.post("/acme/reports/june").status_code for _ in range(2)] == [202, 409]
+    tenants = ("acme", "acme", TOO_LONG)
+    assert [client.post(f"/{tenant}/reports/june").status_code for tenant in tenants] == [202, 409, 422]
     plain.engine.dispose()
 
 
 async def test_fastapi(reader: None, anyio_backend: str) -> None:
     plain, api, hooks = load("plain"), load("api"), load("hooks")
     plain.metadata.create_all(plain.engine)
+    with Session(plain.engine) as session:
+        session.merge(fq.Channel("full", max_size=1))
+        session.commit()
     plain.engine.dispose()
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=api.app), base_url="http://localhost") as client:
-        answers = [await client.post("/acme/documents", params={"text": each}) for each in ("one", "")]
-    assert [answer.status_code for answer in answers] == [202, 422]
+        requests = [("acme", "one"), ("acme", ""), (TOO_LONG, "one"), ("full", "one"), ("full", "one")]
+        answers = [await client.post(f"/{tenant}/documents", params={"text": text}) for tenant, text in requests]
+    assert [answer.status_code for answer in answers] == [202, 422, 422, 202, 429]
+    assert answers[2].json() == {"detail": "channel must have 1 to 255 characters, not 300"}
     await api.engine.dispose()
     async with hooks.app.router.lifespan_context(hooks.app):
-        await asyncio.to_thread(wait_until, lambda: hooks.delivered)
-    assert hooks.delivered == ["one"]
+        await asyncio.to_thread(wait_until, lambda: len(hooks.delivered) == 2)
+    assert hooks.delivered == ["one", "one"]
 
 
 def examples(docstring: str | None, url: str) -> list[str]:
