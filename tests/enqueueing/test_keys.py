@@ -284,6 +284,17 @@ class TestMany:
         session.rollback()
         assert session.scalar(text("SELECT count(*) FROM fairqueue.message")) == 2
 
+    @pytest.mark.parametrize(("mode", "left"), [("replace", range(993, 1000)), ("ignore", range(7))])
+    def test_of_a_thousand_with_few_keys(self, session: Session, mode: Any, left: range) -> None:
+        """More than what is equal stays in order by itself: the last one of a key counts, or the first one."""
+        keys = [f"k{number * 5 % 7}" for number in range(1000)]
+        rows: list[Any] = [{"channel": "acme", "key": key, "payload": number} for number, key in enumerate(keys)]
+        ids = fq.enqueue_many(session, rows, on_conflict=mode)
+        session.commit()
+        entered = {message.key: message.payload for message in session.scalars(select(fq.Message))}
+        assert entered == {keys[number]: number for number in left}
+        assert [id_ is not None for id_ in ids] == [mode == "replace" or number in left for number in range(1000)]
+
 
 class TestSession:
     """session.add() and enqueue() know of a conflict when they are flushed."""

@@ -246,6 +246,26 @@ class TestPause:
         resume_queue(session)
         assert serve(session) == ["globex"] * 3
 
+    @pytest.mark.parametrize("table", ["channel", "queue"])
+    def test_a_new_pause_goes_by_the_queue_s_clock(self, session: Session, table: str) -> None:
+        """A time that is past by that, and was there before, doesn't end it; one that is to come does."""
+        sql(
+            session,
+            f"INSERT INTO fairqueue.{table} (name) VALUES (:name)",
+            name="acme" if table == "channel" else "default",
+        )
+        put(session, "acme", 2)
+        at = f"timestamptz 'epoch' + {NOW + 5000} * interval '1 millisecond'"
+        sql(session, f"UPDATE fairqueue.{table} SET resume_at = {at}")
+        sql(session, f"UPDATE fairqueue.{table} SET paused = true")
+        assert serve(session, 1) == []
+        move_clock(session, NOW + 5000)
+        assert serve(session, 1) == ["acme"]
+        sql(session, f"UPDATE fairqueue.{table} SET paused = false, resume_at = NULL")
+        sql(session, f"UPDATE fairqueue.{table} SET resume_at = {at}")
+        sql(session, f"UPDATE fairqueue.{table} SET paused = true")
+        assert serve(session, 1) == []
+
 
 # Fairness among channels of which some are limited
 

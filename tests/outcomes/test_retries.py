@@ -295,3 +295,19 @@ class TestLeasesThatUsersSet:
             session.execute(text(copied), {"until": until})
         session.commit()
         assert [message.attempt for message in lease_of(session, 10)] == [2]
+
+    def test_copied_into_several_queues(self, session: Session) -> None:
+        """By one statement: of each lease its own queue is told, which knows of no earlier one."""
+        for queue in ("a", "b"):
+            put(session, "acme", queue=queue)
+            assert len(lease_of(session, queue=queue)) == 1
+        sql(
+            session,
+            "INSERT INTO fairqueue.message (queue, channel, attempt, leased_until)"
+            " VALUES ('a', 'acme', 1, '2000-01-01'), ('b', 'acme', 1, '2000-01-01')",
+        )
+        assert fq.check(session) == []
+        for queue in ("b", "a"):
+            assert [message.attempt for message in lease_of(session, 10, queue=queue)] == [2]
+        assert fq.check(session) == []
+        assert session.scalar(text("SELECT count(*) FROM fairqueue.signal")) == 0

@@ -360,3 +360,15 @@ def test_who_comes_after_much_was_put_off_is_not_ahead(session: Session, workers
         lane.channel: lane.tag / 720720 for lane in session.execute(text("SELECT channel, tag FROM fairqueue.lane"))
     }
     assert 0 <= tags["a"] - tags["late"] <= 2
+
+
+def test_the_first_of_two_is_rolled_back(session: Session, order: Ids, workers: list[psycopg.Connection]) -> None:
+    """As much has been served as up to where its channel stands: it is the next one, and not passed."""
+    assert [dequeue(worker, 1) for worker in workers[:2]] == [order[:1], order[1:2]]
+    workers[0].rollback()
+    workers[1].commit()
+    put(session, "a")  # so that the next dequeue takes its turn
+    served = [message.id for message in lease_of(session, 1)]
+    check_invariants(session.connection())
+    assert served == order[:1]
+    finish(session, workers, order[1:2], served)

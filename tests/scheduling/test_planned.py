@@ -354,3 +354,36 @@ def test_a_dequeue_in_vain(twins: Twins, savepoint: bool) -> None:
             twins.serve(1)
     twins.open()
     twins.drain(7)
+
+
+@pytest.mark.parametrize("limit_", [1, 3], ids=["with others", "in its turn"])
+def test_another_message_where_a_planned_one_was(session: Session, limit_: int) -> None:
+    """Of the same channel: it has come since, and the place in the table was free. It waits for its own turn."""
+    for channel in ("a", "b"):
+        put(session, channel, 40)
+    leases(session, 1)
+    plan_ahead(session)
+    leases(session, 1)
+    (_, gone) = planned(session)[10]
+    channel = session.scalars(text("SELECT channel FROM fairqueue.message WHERE id = :id"), {"id": gone}).one()
+    session.execute(fq.cancel(gone))
+    session.commit()
+    (new,) = put(session, channel)
+    leases(session, 1)  # Folds that.
+    assert (channel, gone) in planned(session)
+    sql(
+        session,
+        """
+        UPDATE fairqueue.plan p
+        SET rows[array_position(p.ids, :gone)] = (SELECT m.ctid FROM fairqueue.message m WHERE m.id = :new)
+        WHERE :gone = ANY (p.ids)
+        """,
+        gone=gone,
+        new=new,
+    )
+    served: list[int] = []
+    while batch := leases(session, limit_):
+        served += [message.id for message in batch if message.channel == channel]
+    assert served[-1] == new
+    assert served == sorted(served)
+    check_invariants(session.connection())

@@ -6,9 +6,11 @@ What each role may do is in operating/test_roles.py.
 import pytest
 from psycopg import errors
 from psycopg.sql import SQL, Identifier
+from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
+from tests.acts import put, sql, take
 from tests.fixtures.connections import Raw
 from tests.observing import observer, value
 
@@ -206,3 +208,23 @@ class TestHostileNames:
         with pytest.raises(fq.ChannelFull) as error:
             fq.enqueue_many(session, [{"channel": name, "queue": name}])
         assert str(error.value).startswith("channel ")
+
+
+def test_who_was_given_delete_needs_no_right_to_signals(session: Session) -> None:
+    """A lease that counted is deleted by a role of the application's: its trigger tells of that with its owner's."""
+    role = f'"{session.scalar(text("SELECT current_database()"))} cleaner"'
+    session.merge(fq.Channel("acme", max_concurrency=1))
+    put(session, "acme", 2)
+    assert take(session, 9) == ["acme"]
+    sql(session, f"CREATE ROLE {role}")
+    try:
+        sql(session, f"GRANT USAGE ON SCHEMA fairqueue TO {role}")
+        sql(session, f"GRANT SELECT, DELETE ON fairqueue.message TO {role}")
+        session.execute(text(f"SET LOCAL ROLE {role}"))
+        session.execute(text("DELETE FROM fairqueue.message WHERE leased_until IS NOT NULL"))
+        session.commit()
+        assert take(session, 9) == ["acme"]
+    finally:
+        session.rollback()
+        sql(session, f"DROP OWNED BY {role}")
+        sql(session, f"DROP ROLE {role}")
