@@ -20,6 +20,7 @@ from sqlalchemy.orm import Session
 import fairqueue as fq
 from fairqueue.worker import database, running
 from fairqueue.worker.database import Database
+from fairqueue.worker.heart import Heart
 from fairqueue.worker.jobs import Job
 from fairqueue.worker.running import Run
 from fairqueue.worker.threads import Threads
@@ -252,12 +253,12 @@ async def test_what_comes_too_late(session: Session, worker_of: WorkerOf, monkey
                 await run.stopping.wait()
         return batch
 
-    async def fail_meanwhile(_: Run) -> None:
+    async def fail_meanwhile(_: Heart) -> None:
         await dequeued.wait()
         raise ZeroDivisionError
 
     monkeypatch.setattr(Run, "dequeue", give_back)
-    monkeypatch.setattr(Run, "beat", fail_meanwhile)
+    monkeypatch.setattr(Heart, "beat", fail_meanwhile)
     with pytest.raises(ExceptionGroup):
         await worker_of("plain", lambda message, _: began.append(message.id)).run_async()
     await to_thread.run_sync(wait_for_its_threads)
