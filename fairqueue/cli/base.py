@@ -72,12 +72,25 @@ class Command(_Program):
         except (click.ClickException, click.Abort, Exit):
             raise
         except Exception as error:
+            if (end := _ended(error)) is not None:
+                raise end from error
             from .errors import explained
 
             failure = explained(error, for_owner=self.for_owner, kind=self.kind)
             if failure is None:
                 raise
             raise failure from error
+
+
+def _ended(error: BaseException) -> BaseException | None:
+    """What a signal has ended the command by, where a driver that it interrupted has raised something in its place."""
+    while (earlier := error.__context__) is not None:
+        if isinstance(earlier, SystemExit):
+            return earlier
+        if isinstance(earlier, KeyboardInterrupt):
+            return Exit(INTERRUPTED)
+        error = earlier
+    return None
 
 
 class OwnersCommand(Command):

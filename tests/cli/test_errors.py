@@ -11,12 +11,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import click
+import psycopg
 import pytest
 from click.testing import CliRunner
 from sqlalchemy import Engine, create_engine, make_url, text
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from fairqueue import embedded
+from fairqueue.cli.base import Command
 from fairqueue.cli.program import program
 from tests import acts
 from tests.cli import COMMAND
@@ -350,6 +354,24 @@ def test_ctrl_c_is_quiet(database_url: str, engine: Engine, session: Session) ->
         process.send_signal(signal.SIGINT)
         assert process.communicate(timeout=30) == ("", "")
     assert process.returncode == 130
+
+
+@pytest.mark.parametrize(("end", "code"), [(SystemExit(143), 143), (KeyboardInterrupt(), 130)])
+def test_a_signal_counts_whatever_the_driver_makes_of_it(end: BaseException, code: int) -> None:
+    """It may come in the middle of a conversation with the server, which can't be ended properly then."""
+
+    @click.command(cls=Command)
+    def interrupted() -> None:
+        try:
+            try:
+                raise end
+            finally:
+                raise psycopg.OperationalError("cannot exit pipeline mode while busy")
+        except psycopg.Error as error:
+            raise OperationalError(None, None, error) from error
+
+    result = CliRunner().invoke(interrupted)
+    assert (result.exit_code, result.output) == (code, "")
 
 
 def test_watch_goes_on_after_a_restart_of_the_server(tmp_path: Path) -> None:

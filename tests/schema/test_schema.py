@@ -172,8 +172,8 @@ class TestVersion:
             fq.verify(connection)
         assert str(error.value) == (
             "schema 'fairqueue' has no fairqueue: run the application's migrations (alembic upgrade head), or write a"
-            f" revision with op.create_fairqueue({schema.HEAD});"
-            " is it in another schema? give the engine execution_options=fq.in_schema(...)"
+            f" revision with op.create_fairqueue({schema.HEAD}), as autogenerate does with fq.attach(metadata) and the"
+            " plugin fairqueue in env.py; is it in another schema? give the engine execution_options=fq.in_schema(...)"
         )
 
     def test_older(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
