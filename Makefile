@@ -8,13 +8,14 @@ python := .venv/bin/python
 ready := .venv/.ready
 # An environment whose Python is gone, as the system's was upgraded, is made anew: what its stamps say isn't so any more.
 $(shell for env in .venv .venv-bench .venv-lowest; do \
-    test -x $$env/bin/python || rm -f $$env/.ready $$env/.spark-ready; done)
-make_env = test -x $(1)/bin/python || $(PYTHON) -m venv --clear $(1)
+    $$env/bin/python -c 'import pip' 2>/dev/null || rm -f $$env/.ready $$env/.spark-ready; done)
+make_env = $(1)/bin/python -c 'import pip' 2>/dev/null || $(PYTHON) -m venv --clear $(1)
 # PySpark is half a gigabyte and of no use without Java, so it is installed where there is one, and to check types. On
 # macOS there always is a java, which may only say that there is none.
 spark := .venv/.spark-ready
 java := $(if $(JAVA_HOME),$(JAVA_HOME)/bin/java,java)
-spark_if_java := $(if $(shell "$(java)" -version >/dev/null 2>&1 && echo yes),$(spark))
+spark_if_java := $(if $(filter test soak check,$(MAKECMDGOALS)),\
+    $(if $(shell "$(java)" -version >/dev/null 2>&1 && echo yes),$(spark)))
 # Python compiles what it imports; compiling everything beforehand takes longer than the downloads.
 install := -m pip install --quiet --disable-pip-version-check --no-compile
 # So what it compiles at the first import has to be kept, whatever the environment says: tests start many processes.
@@ -108,10 +109,11 @@ $(spark): requirements-spark.lock $(ready)
 
 .venv-bench/.ready: requirements-benchmarks.lock pyproject.toml
 	$(call make_env,.venv-bench)
-	@whole=; if .venv-bench/bin/python $(install) --require-hashes -r requirements-benchmarks.lock; \
-	    then whole=yes; else $(MAKE) --no-print-directory peers-one-by-one || exit; fi; \
-	.venv-bench/bin/python $(install) --no-deps --no-build-isolation --editable . || exit; \
-	if test "$$whole"; then touch $@; fi
+	@rm -f .venv-bench/whole
+	.venv-bench/bin/python $(install) --require-hashes -r requirements-benchmarks.lock && touch .venv-bench/whole || true
+	@test -e .venv-bench/whole || $(MAKE) --no-print-directory peers-one-by-one
+	.venv-bench/bin/python $(install) --no-deps --no-build-isolation --editable .
+	@! test -e .venv-bench/whole || touch $@
 
 # Where one of them can't be installed, as it has no wheel for this machine, the others are measured without it. Each run
 # tries again, and says which is left out.

@@ -30,7 +30,8 @@ which is fair too and faster where messages are taken one at a time. Dequeueing'
 with nobody enqueueing.
 """
 _NOT_MEASURED = """\
-What was not measured are cases of the scenario that failed, whichever of its goals they have; its notes say why.
+What was not measured are cases of the scenario, or single systems in one, that failed, whichever of its goals they
+have; its notes say why.
 """
 _INTRODUCTION = """\
 How fair and how fast fairqueue is, beside other queues in PostgreSQL. To measure it on your machine:

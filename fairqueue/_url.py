@@ -23,8 +23,8 @@ def sqlalchemy_url(dsn: str) -> str:
     name, _, driver = scheme.partition("+")
     if not separator or name not in {"postgres", "postgresql"}:
         # No more of it: what is no URL may hold a password anywhere.
-        given = f"{scheme}://" if separator and scheme.isidentifier() else "a text without it"
-        raise InvalidValue(f"a database URL must begin with postgresql:// or postgresql+psycopg://, not {given}")
+        given = f", not {name}://" if separator and name.isidentifier() else ""
+        raise InvalidValue(f"a database URL must begin with postgresql:// or postgresql+psycopg://{given}")
     url = f"postgresql+psycopg://{rest}"
     made = _made(url)  # in any case: who reads it next would show it in an error
     return _without_asyncpg(made).render_as_string(hide_password=False) if driver == "asyncpg" else url

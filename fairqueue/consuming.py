@@ -209,8 +209,8 @@ def defer(leases: Leases, *, delay: float | timedelta | None = None, state: Any 
     Results: ``"deferred"``, ``"stale"``, ``"not_found"``.
 
     :param leases: as for :func:`complete`.
-    :param delay: seconds or a timedelta before the next attempt. None: none, but behind what is ready in the channel
-        by then. With 0 a message keeps its place.
+    :param delay: seconds or a timedelta before the next attempt. None: at once, but behind what is ready in the
+        channel by then. With 0 at once, in its old place.
     :param state: JSON that the next attempt finds in ``message.state``. None leaves what an earlier one saved.
     :raises InvalidValue: naming the parameter.
     """
@@ -242,17 +242,22 @@ def cancel(messages: Messages, error: str | BaseException | None = None) -> Resu
     heartbeat or completion. A :class:`LeasedMessage` means its lease, as for :func:`complete`: what has become somebody
     else's stays. Results: ``"cancelled"``, ``"not_found"``, of a lease ``"stale"``, too.
 
-    :param messages: one of these, or any number of one kind.
+    :param messages: one of these, or any number, but leases not among others.
     :param error: why; kept in history.
     :raises InvalidValue: for what is none, for leases among others, and for a message that isn't flushed.
     """
     given = list(messages) if isinstance(messages, Iterable) else [messages]
     leases = [each for each in given if isinstance(each, LeasedMessage)]
     if leases and len(leases) < len(given):
-        raise InvalidValue(f"messages must be leases, of which {len(leases)} are, or none of them: cancel them apart")
-    ids, attempts = lease_arrays(leases) if leases else (cast(message_ids(given), ARRAY(BigInteger)), None)
+        raise InvalidValue(
+            f"messages must be all LeasedMessages or none of them, but {len(leases)} of {len(given)} are: cancel these"
+            " by themselves"
+        )
+    ids, attempts = (
+        lease_arrays(leases) if leases else (cast(message_ids(given), ARRAY(BigInteger)), cast(None, ARRAY(Integer)))
+    )
     text = None if error is None else error_text("error", error)
-    return _results("message_cancel", ids, cast(attempts, ARRAY(Integer)), cast(text, Text))
+    return _results("message_cancel", ids, attempts, cast(text, Text))
 
 
 @overload

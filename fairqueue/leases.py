@@ -84,7 +84,7 @@ class LeasedMessage(Generic[P]):
     state: Any
     #: What the last failure said.
     error: str | None
-    #: Unix time in milliseconds; minus its priority, if it has one and this is its first attempt.
+    #: Unix time in milliseconds; minus its priority, if it has one and has kept its place.
     dequeue_at: int
     cost: float
     created_at: datetime

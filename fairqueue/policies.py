@@ -34,7 +34,7 @@ __all__ = ["pause", "resume"]
 
 
 def pause(*, queue: str | None = None, channel: str | None = None, until: datetime | None = None) -> Select[None]:
-    """Serve nothing more of a channel, or of a whole queue: where that is meant, it has to be named.
+    """Serve nothing more of a channel, or of a whole queue, which has to be named then.
 
     :param queue: the queue, also that of the channel; None: of the channel it is ``"default"``.
     :param channel: its name; None is no channel, and so the whole queue.
@@ -56,7 +56,7 @@ def resume(*, queue: str | None = None, channel: str | None = None) -> Select[No
 
 
 def _set_pause(queue: str | None, channel: str | None, paused: bool, until: datetime | None) -> Select[None]:
-    if queue is None and channel is None:  # as where a name is missing, by which nobody means everybody
+    if queue is None and channel is None:  # a tenant's name that is missing by mistake must not pause everybody
         raise InvalidValue("one of queue and channel must be given: a queue by itself stands for all of its channels")
     pausing = (cast(paused, Boolean), cast(until, DateTime(timezone=True)))
     name = cast(check_name("queue", "default" if queue is None else queue), Text)

@@ -29,9 +29,9 @@ ended. ``on_conflict`` says what becomes of a second one:
             SQLAlchemy's IntegrityError unless the engine was given to :func:`fairqueue.translate_errors`.
 "ignore"    the one that is there stays as it is
 "replace"   one that is ready takes on the new contents and starts anew, with all its attempts. It keeps its id; and its
-            place in the channel, or comes now if that was to come, unless a time or a priority is given. One that is
-            leased may have read the old contents: it loses its key and goes its way, and the new message is put in
-            beside it.
+            place in the channel, or comes now if that was to come, unless a time or a priority, be it 0, is given. One
+            that is leased may have read the old contents: it loses its key and goes its way, and the new message is put
+            in beside it.
 =========== ==========================================================================================================
 
 Uniqueness has to wait: enqueueing a key waits while another transaction that has enqueued the same key, or changed or

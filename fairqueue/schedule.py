@@ -55,11 +55,11 @@ def dequeue_at(
     :param at: a point in time, with a time zone.
     :param priority: 0 (as it comes) or more; higher goes first inside the channel.
     :param dequeue_at: Unix time in milliseconds as it is stored.
-    :raises InvalidValue: if more than one is given, or one can't be.
+    :raises InvalidValue: if more than one is given, but for a priority of 0, or one can't be.
     """
     if priority is not None and (not is_whole(priority) or not 0 <= priority < 2**62):
         raise InvalidValue(f"priority must be a whole number of 0 or more, not {priority!r}")
-    # A priority of 0 is none: it may stand beside a time.
+    # One of 0, as it comes, may stand beside a time.
     options = {"delay": delay, "at": at, "priority": priority or None, "dequeue_at": dequeue_at}
     given = [name for name, value in options.items() if value is not None]
     if len(given) > 1:

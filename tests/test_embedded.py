@@ -432,6 +432,9 @@ def command(*arguments: str) -> Iterator["subprocess.Popen[str]"]:
         try:
             yield process
         finally:
+            process.terminate()  # first: its server is another process, and would stay
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(30)
             process.kill()
 
 

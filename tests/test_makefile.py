@@ -15,6 +15,7 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="there is n
 
 #: Makes an environment whose Python is itself; refuses to install what REFUSED matches.
 PYTHON = """#!/bin/sh
+test "$*" = "-c import pip" && exit
 echo "$@" >>"$LOG"
 case "$*" in
     "-m venv "*) for folder; do :; done
@@ -45,7 +46,7 @@ def make(folder: Path, *arguments: str, **environment: str) -> tuple[str, list[s
     done = subprocess.run(
         ["make", f"PYTHON={folder.parent / 'python'}", *arguments],
         cwd=folder,
-        env={"PATH": os.environ["PATH"], "LOG": str(log), **environment},
+        env={"PATH": os.environ["PATH"], "LOG": str(log), "JAVA_HOME": "/nowhere", **environment},
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -61,6 +62,8 @@ def test_an_environment_whose_python_is_gone_is_made_anew(folder: Path) -> None:
     python = folder / ".venv" / "bin" / "python"
     python.unlink()
     python.symlink_to("python3.0")
+    assert make(folder, ".venv/.ready")[1][0] == "-m venv --clear .venv"
+    python.write_text("#!/bin/sh\nexit 1\n")  # as of a later version, which has none of what is installed there
     assert make(folder, ".venv/.ready")[1][0] == "-m venv --clear .venv"
 
 

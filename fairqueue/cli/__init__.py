@@ -14,7 +14,8 @@ Another command line, such as Flask's, may have the same commands for a database
         queue.add_command(command)
 
 * ``program.py``: the group of all commands, and ``commands``, those that work on a :class:`Target`
-* ``base.py``: what the commands have in common: errors in one line, exit codes
+* ``base.py``: what the commands have in common: exit codes, and errors in one line
+* ``failures.py``: what a command could not do
 * ``target.py``: the database that a command works on
 * ``types.py``: types of options
 * ``errors.py``: what an error means, and the way out

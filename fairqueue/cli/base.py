@@ -12,7 +12,7 @@ from click.exceptions import Exit
 
 from .failures import complain
 
-__all__ = ["EXIT_CODES", "INTERRUPTED", "Command", "Group", "OwnersCommand"]
+__all__ = ["EXIT_CODES", "INTERRUPTED", "Command", "Group", "OwnersCommand", "ended"]
 
 INTERRUPTED = 130
 
@@ -69,11 +69,13 @@ class Command(_Program):
             super().invoke(ctx)
         except KeyboardInterrupt:
             raise Exit(INTERRUPTED) from None
-        except (click.ClickException, click.Abort, Exit):
+        except (click.Abort, Exit):
             raise
         except Exception as error:
-            if (end := _ended(error)) is not None:
+            if (end := ended(error)) is not None:
                 raise end from error
+            if isinstance(error, click.ClickException):
+                raise
             from .errors import explained
 
             failure = explained(error, for_owner=self.for_owner, kind=self.kind)
@@ -82,8 +84,8 @@ class Command(_Program):
             raise failure from error
 
 
-def _ended(error: BaseException) -> BaseException | None:
-    """What a signal has ended the command by, where a driver that it interrupted has raised something in its place."""
+def ended(error: BaseException) -> BaseException | None:
+    """The exit that a signal asked for, where a driver that it interrupted has raised an error in its place."""
     while (earlier := error.__context__) is not None:
         if isinstance(earlier, SystemExit):
             return earlier

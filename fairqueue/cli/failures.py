@@ -6,6 +6,8 @@ from typing import IO, Any
 
 import click
 
+from fairqueue._words import printable
+
 __all__ = ["Failed", "Invalid", "complain"]
 
 
@@ -25,6 +27,4 @@ class Invalid(Failed):
 
 
 def complain(message: str, file: IO[Any] | None = None) -> None:
-    from .output import printable
-
     click.echo(f"fairqueue: {printable(' '.join(message.split()))}", file=file, err=file is None)

@@ -26,7 +26,8 @@ class _Id(click.ParamType):  # type: ignore[type-arg, unused-ignore]
     name = "id"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if not (str(value).isdecimal() and 1 <= int(value) < 2**63):
+        # Python takes no number that is written with thousands of digits.
+        if not (str(value).isdecimal() and len(str(value)) < 20 and 1 <= int(value) < 2**63):
             self.fail(f"the id of a message is a whole number from 1 on, not {value!r}", param, ctx)
         return int(value)
 

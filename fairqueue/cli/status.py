@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import click
 
-from .base import Command
+from .base import Command, ended
 from .failures import Failed
 from .output import as_json, duration, echo_json, make_console, make_table, moment, number, printable
 from .signals import exit_by, handled
@@ -154,6 +154,8 @@ def _repeat(
             try:
                 found = look_now()
             except Exception as error:
+                if ended(error) is not None:
+                    raise
                 problem = error if isinstance(error, Failed) else explained(error)
                 if problem is None:
                     raise

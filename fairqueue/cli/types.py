@@ -36,7 +36,7 @@ class Moment(click.ParamType):  # type: ignore[type-arg, unused-ignore]
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg, unused-ignore]
-    """A time span with its unit: 90s, 10m, 2h, 1d; or as :func:`fairqueue._words.parse_duration` has it."""
+    """A time span as :func:`fairqueue._words.parse_duration` reads it: 90s, 10m, 2h, 1d."""
 
     name = "duration"
 

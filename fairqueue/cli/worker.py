@@ -98,17 +98,15 @@ def _load_one(name: str) -> Worker:
     module_name, _, path = name.partition(":")
     try:
         module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        # What a module that is there can't import is for its author, with the traceback.
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+    except Exception as error:  # noqa: BLE001 - of the application's
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is None or not f"{module_name}.".startswith(f"{missing}."):
             raise _not_imported(module_name, error) from None
         raise click.BadParameter(
-            f"no module named {error.name!r}; start it where the module can be imported from, such as the project's"
+            f"no module named {missing!r}; start it where the module can be imported from, such as the project's"
             " folder",
             param_hint=name,
         ) from None
-    except Exception as error:  # noqa: BLE001 - of the application's
-        raise _not_imported(module_name, error) from None
     try:
         found = reduce(getattr, path.split("."), module)
     except AttributeError:
@@ -121,16 +119,13 @@ def _load_one(name: str) -> Worker:
 
 
 def _not_imported(module_name: str, error: Exception) -> Exception:
-    """What is to be raised; what nobody expects is shown as from the application's own lines on."""
+    """What to raise instead; an error that nobody expects is printed first, from the application's own lines on."""
     from .errors import explained
 
-    if failure := explained(error):
+    if failure := explained(error, kind=_WorkersCommand.kind):
         return failure
-    frames = list(traceback.walk_tb(error.__traceback__))
-    own = next((n for n, (frame, _) in enumerate(frames) if _is_of_a_module(frame)), len(frames))
     rest = error.__traceback__
-    for _ in range(own):
-        assert rest is not None
+    while rest is not None and not _is_of_a_module(rest.tb_frame):
         rest = rest.tb_next
     traceback.print_exception(error.with_traceback(rest))
     return Failed(f"{module_name} can't be imported: {type(error).__name__}: {error}")

@@ -72,9 +72,16 @@ class Databases:
 
     def _drop_finished(self) -> None:
         """One test late: right after it, its backends may still be on their way out, and DROP would wait."""
-        while self._finished:
-            self._execute("DROP DATABASE IF EXISTS {name} WITH (FORCE)", self._finished[-1])
-            self._finished.pop()  # now: what couldn't be dropped is tried again
+        problem: psycopg.Error | None = None
+        for name in list(self._finished):
+            try:
+                self._execute("DROP DATABASE IF EXISTS {name} WITH (FORCE)", name)
+            except psycopg.Error as error:
+                problem = error  # it is tried again
+            else:
+                self._finished.remove(name)
+        if problem is not None:
+            raise problem
 
     def _execute(self, statement: LiteralString, name: str, **parts: Composable) -> None:
         self._admin.execute(SQL(statement).format(name=Identifier(name), strategy=self._strategy, **parts))

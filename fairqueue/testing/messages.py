@@ -77,7 +77,7 @@ def enqueued(session: Any, **fields: Any) -> Any:
     :param key: the key; None is a message without one.
     :param at: when the message is due, to the millisecond, as a datetime with a time zone.
     :param dequeue_at: the same as Unix time in milliseconds, as it is stored.
-    :param priority: 1 or more; one that comes as it comes has none to compare.
+    :param priority: 1 or more; a message without one is due at a time.
     :returns: :class:`fairqueue.Message` objects of no session: they stay as they were.
     :raises InvalidValue: if a parameter can't be; of ``at``, ``dequeue_at`` and ``priority`` only one may be given.
     :raises TypeError: if there is no such field.
@@ -149,8 +149,8 @@ def _expected(given: dict[str, Any]) -> Expected:
         raise InvalidValue("dequeue_at must be Unix time in whole milliseconds, not None: leave it out")
     if "priority" in given and not given["priority"]:
         raise InvalidValue(
-            f"priority must be 1 or more, not {given['priority']!r}: one that comes as it comes is due at some time"
-            " like any other, so leave it out, or say at"
+            f"priority must be 1 or more, not {given['priority']!r}: a message without one is due at a time, so leave"
+            " it out, or say at"
         )
     due = {name: given.pop(name) for name in ("at", "priority", "dequeue_at") if name in given}
     if due:

@@ -123,8 +123,8 @@ class Cancel(_Reasoned):
 class Defer(Decision):
     """The work is to go on later; no failure, and no attempt used up.
 
-    :param delay: seconds or a timedelta; None: none, but behind what is ready in its channel by then. With 0 it keeps
-        the place that it had there, but comes after what the worker has leased meanwhile.
+    :param delay: seconds or a timedelta; None: at once, but behind what is ready in its channel by then. With 0 at
+        once, in its old place there, but after what the worker has leased meanwhile.
     :param state: JSON that the next attempt finds in ``message.state``; None leaves what is there.
     """
 

@@ -143,13 +143,17 @@ class Failing(Fairqueue):
         ("watch", "the connection is closed"),
         ("enqueuer", "division by zero"),
         ("consumer", "division by zero"),
-        ("waiting", "1 of 4 transactions have enqueued"),
+        ("waiting", r"only \d of 4 transactions have enqueued"),
     ],
 )
-def test_an_error_among_open_enqueuers_is_no_figure(where: str, told: str, bench: Bench) -> None:
+def test_an_error_among_open_enqueuers_is_no_figure(
+    where: str, told: str, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All threads have ended then."""
+    if where == "waiting":
+        monkeypatch.setattr(open_enqueuers, "_PATIENCE", 0.6)
     bench.systems[OURS] = Failing(where)
     before = threading.active_count()
     with pytest.raises((AssertionError, psycopg.Error), match=told):
         list(open_enqueuers.measure(OURS, bench))
-    assert threading.active_count() == before
+    assert threading.active_count() <= before

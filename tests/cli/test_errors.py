@@ -102,6 +102,7 @@ def complaint(*arguments: str, code: int, environment: dict[str, str] | None = N
         (["message", "show", "x"], "ID: the id of a message is a whole number from 1 on, not 'x'"),
         (["message", "show", "0"], "ID: the id of a message is a whole number from 1 on, not '0'"),
         (["message", "show", str(2**63)], "ID: the id of a message is a whole number from 1 on, not"),
+        (["message", "show", "9" * 5000], "ID: the id of a message is a whole number from 1 on, not"),
         (["message", "cancel"], "Missing argument 'ID...'"),
         (["message", "cancel", str(2**63)], "ID...: "),
         (["dead", "redrive"], "give either their IDs, or --queue"),
@@ -135,8 +136,8 @@ def test_a_wrong_command_line(arguments: list[str], said: str, database_url: str
     [
         ("", 2, "use --dsn, FAIRQUEUE_DSN or DATABASE_URL"),
         ("mysql://u:s3cret@h/d", 2, "must begin with postgresql:// or postgresql+psycopg://, not mysql://"),
-        ("host=h password=s3cret", 2, "must begin with postgresql:// or postgresql+psycopg://, not a text without it"),
-        ("s3cret@://h/d", 2, "must begin with postgresql:// or postgresql+psycopg://, not a text without it"),
+        ("host=h password=s3cret", 2, "must begin with postgresql:// or postgresql+psycopg://"),
+        ("s3cret@://h/d", 2, "must begin with postgresql:// or postgresql+psycopg://"),
         ("postgresql://u:s3cret\udcff@127.0.0.1/d", 2, "no text in UTF-8"),
         ("postgresql://u:s3cret@h:port/d", 2, "write postgresql://"),
         ("postgresql://u:s3cret@127.0.0.1:{free_port}/d", 1, "check the host and the port"),

@@ -260,10 +260,10 @@ def test_a_role_without_rights_is_told_which_one_it_needs(
     program: Program, database_url: str, session: Session
 ) -> None:
     role = f"no_worker_{secrets.token_hex(4)}"
-    session.execute(text(f"CREATE ROLE {role} LOGIN"))
+    session.execute(text(f"CREATE ROLE {role} LOGIN PASSWORD 'x'"))
     session.commit()
     program.environment["DATABASE_URL"] = (
-        make_url(database_url).set(username=role).render_as_string(hide_password=False)
+        make_url(database_url).set(username=role, password="x").render_as_string(hide_password=False)
     )
     try:
         with program.running("shop.jobs:app", "--log-level", "error") as process:

@@ -6,6 +6,7 @@ that should not be, so nothing here depends on how fast a machine is.
 
 import asyncio
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -121,6 +122,33 @@ class TestOpenEnqueue:
                 assert mode in modes[relation.removeprefix("fairqueue.")]
             else:
                 assert (locktype, mode) in {("virtualxid", "ExclusiveLock"), ("transactionid", "ExclusiveLock")}
+
+
+def test_vacuum_locks_nobody_out(session: Session, raw: Raw, database_url: str) -> None:
+    """To cut off empty pages it would have to; so it leaves them, unless told otherwise."""
+    tables = ("message", "signal", "lane", "rotation", "plan", "taken")
+    fq.enqueue_many(session, [{"channel": f"c{n % 7}", "payload": secrets.token_hex(5000)} for n in range(50)])
+    session.commit()
+    while batch := session.scalars(fq.dequeue(limit=10)).all():
+        session.execute(fq.complete(batch))
+        session.commit()
+    session.rollback()
+    watching = observer(raw, database_url)
+
+    def pages(table: str) -> list[int]:
+        """Of the table and of what is too large for it."""
+        sizes = "pg_relation_size(oid), pg_relation_size(nullif(reltoastrelid, 0))"
+        size = f"SELECT {sizes} FROM pg_class WHERE oid = '{table}'::regclass"
+        (row,) = watching.execute(size.encode()).fetchall()
+        return [number or 0 for number in row]
+
+    for table in (f"fairqueue.{name}" for name in tables):
+        before = pages(table)
+        watching.execute(f"VACUUM {table}".encode())
+        assert pages(table) == before, table
+    assert min(pages("fairqueue.message")) > 0
+    watching.execute("VACUUM (TRUNCATE) fairqueue.message")
+    assert pages("fairqueue.message") == [0, 0]
 
 
 class TestConcurrency:

@@ -81,7 +81,9 @@ class TestLeases:
         """Does the caller mean what is still its own, or the message?"""
         put(session, "acme")
         (leased,) = session.scalars(fq.dequeue()).all()
-        with pytest.raises(fq.InvalidValue, match=r"^messages must be leases, of which 1 are, or none of them: cancel"):
+        with pytest.raises(
+            fq.InvalidValue, match=r"^messages must be all LeasedMessages or none of them, but 1 of 2 are: "
+        ):
             fq.cancel([leased, 7])
 
     def test_nothing_to_redrive(self) -> None:

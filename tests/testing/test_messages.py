@@ -93,7 +93,7 @@ class TestWhatIsCompared:
             ({"at": None}, "at must be a datetime with a time zone, not None"),
             ({"dequeue_at": None}, "dequeue_at must be Unix time in whole milliseconds, not None"),
             ({"dequeue_at": 1.5}, "dequeue_at must be Unix time in whole milliseconds, not 1.5"),
-            ({"priority": 0}, "priority must be 1 or more, not 0: one that comes as it comes"),
+            ({"priority": 0}, "priority must be 1 or more, not 0: a message without one is due at a time"),
             ({"priority": None}, "priority must be 1 or more, not None"),
             ({"priority": -1}, "priority must be a whole number"),
             ({"priority": 1, "dequeue_at": 5}, "only one of priority, dequeue_at may be given"),

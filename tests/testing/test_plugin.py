@@ -239,32 +239,37 @@ class TestDatabases:
         """It is tried again, and is nobody else's error, unless it can't be dropped in the end."""
         url = postgres.url.render_as_string(hide_password=False)
         with psycopg.connect(libpq(url), autocommit=True) as connection:
+            names: list[str] = []
 
-            def make(databases: Databases, *, stays: bool = False) -> str:
+            def make(databases: Databases, *, stays: bool = False) -> None:
                 with databases.create("template0") as made:
-                    name = make_url(made).database or ""
-                keep(name, stays)
-                return name
+                    names.append(make_url(made).database or "")
+                keep(names[-1], stays)
 
             def keep(name: str, stays: bool) -> None:
                 connection.execute(SQL("ALTER DATABASE {} IS_TEMPLATE {}").format(Identifier(name), stays))
 
+            def there() -> list[str]:
+                found = connection.execute("SELECT datname FROM pg_database WHERE datname = ANY (%s)", [names])
+                return [name for (name,) in found]
+
             def leave() -> None:
                 with Databases(url) as databases:
-                    left.append(make(databases, stays=True))
+                    make(databases, stays=True)
 
-            with Databases(url) as databases:
-                name = make(databases, stays=True)
-                make(databases)
-                keep(name, False)
-                make(databases)
-                found = connection.execute("SELECT FROM pg_database WHERE datname = %s", [name])
-                assert found.fetchone() is None
-            left: list[str] = []
-            with pytest.raises(psycopg.errors.WrongObjectType, match="template"):
-                leave()
-            keep(left[0], False)
-            connection.execute(SQL("DROP DATABASE {}").format(Identifier(left[0])))
+            try:
+                with Databases(url) as databases:
+                    make(databases, stays=True)
+                    make(databases)
+                    keep(names[0], False)
+                    make(databases)
+                    assert names[0] not in there()
+                with pytest.raises(psycopg.errors.WrongObjectType, match="template"):
+                    leave()
+            finally:
+                for name in there():
+                    keep(name, False)
+                    connection.execute(SQL("DROP DATABASE {}").format(Identifier(name)))
 
     def test_what_the_test_itself_has_dropped(self, postgres: Postgres) -> None:
         url = postgres.url.render_as_string(hide_password=False)

@@ -22,7 +22,7 @@ __all__ = ["clean"]
     type=Duration(),
     default="1d",
     show_default=True,
-    help="Only what has been there for longer (12h, 7d), as no load that still runs may be.",
+    help="Only what is older than that (12h, 7d): give more than any load takes.",
 )
 @pass_target
 def clean(target: Target, *, older_than: timedelta) -> None:

@@ -18,7 +18,8 @@ key             string
 dequeue_at      whole number, timestamp       Unix milliseconds; at most one of these three in a row. A timestamp
                                               has a time zone: TIMESTAMP, not TIMESTAMP_NTZ
 delay           number, day-time interval     seconds from when the load is entered
-priority        whole number                  0 or more, higher goes first inside the channel
+priority        whole number                  0 or more, higher goes first inside the channel; 0 may stand beside the
+                                              others
 cost            number                        1 where it is null
 max_attempts    whole number
 backoff         number, day-time interval     seconds
@@ -325,7 +326,7 @@ def _contents(given: dict[str, pa.Array], faults: _Faults, *, check_json: bool) 
 def _numbers(given: dict[str, pa.Array], faults: _Faults) -> dict[str, pa.Array]:
     """When, how much, how often."""
     columns = {}
-    # A priority of 0 is none: it may stand beside a time.
+    # One of 0, as it comes, may stand beside a time.
     given = {**given, "priority": _none_for_zero(given["priority"])} if "priority" in given else given
     faults.one_of({name: given[name] for name in _WHEN if name in given})
     if (when := _dequeue_at(given, faults)) is not None:

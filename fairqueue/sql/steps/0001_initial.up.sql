@@ -284,7 +284,7 @@ CREATE TABLE lane (
     -- One row a channel. The tag is part of the key because it grows, but where a plan is taken back: read backwards,
     -- the first entry is the living one, however many dead versions an old snapshot keeps behind it.
     CONSTRAINT lane_pkey PRIMARY KEY (queue, channel, tag)
-) WITH (autovacuum_vacuum_scale_factor = 0.05);
+) WITH (autovacuum_vacuum_scale_factor = 0.05, vacuum_truncate = off);
 
 CREATE INDEX lane_ready ON lane (queue, tag, since) WHERE due = 0;
 CREATE INDEX lane_waiting ON lane (queue, due) WHERE due > 0;
@@ -365,7 +365,8 @@ CREATE TABLE message (
     created_at       timestamptz      NOT NULL DEFAULT clock(),
     -- What the columns may hold is checked by message_valid.
     CONSTRAINT message_pkey PRIMARY KEY (id)
-);
+-- To give back space at its end, VACUUM would lock the table against everybody; so likewise of what dequeues write.
+) WITH (vacuum_truncate = off, toast.vacuum_truncate = off);
 
 -- A channel's ready messages in their order: what a dequeue probes, from the lane's head on.
 CREATE INDEX message_ready ON message (queue, channel, dequeue_at, id) WHERE leased_until IS NULL;
@@ -396,6 +397,7 @@ CREATE TABLE plan (
     CONSTRAINT plan_pkey PRIMARY KEY (queue, place)
 ) WITH (
     autovacuum_vacuum_scale_factor = 0.05,
+    vacuum_truncate = off,
     -- Else those of long names are compressed, and a dequeue would decompress the whole row for each of its messages.
     toast_tuple_target = 8160
 );
@@ -513,6 +515,7 @@ CREATE TABLE rotation (
     CONSTRAINT rotation_pkey PRIMARY KEY (queue, era)
 ) WITH (
     autovacuum_vacuum_scale_factor = 0.05,
+    vacuum_truncate = off,
     -- Room for versions to come beside each row.
     fillfactor = 50
 );
@@ -538,7 +541,7 @@ CREATE TABLE signal (
     -- All but new messages: a flood of those must hide neither a new limit, nor the end of a lease, nor what comes back.
     urgent      boolean NOT NULL,
     xid         xid8    NOT NULL DEFAULT pg_current_xact_id()
-) WITH (autovacuum_vacuum_scale_factor = 0.05);
+) WITH (autovacuum_vacuum_scale_factor = 0.05, vacuum_truncate = off);
 
 -- It has no key: without this, a publication FOR ALL TABLES would have the server refuse a dequeue's DELETE.
 ALTER TABLE signal REPLICA IDENTITY FULL;
@@ -574,7 +577,7 @@ CREATE TABLE taken (
     upto   bigint    NOT NULL,
     ids    bigint[]  NOT NULL,
     CONSTRAINT taken_pkey PRIMARY KEY (queue, turn, place)
-) WITH (autovacuum_vacuum_scale_factor = 0.05);
+) WITH (autovacuum_vacuum_scale_factor = 0.05, vacuum_truncate = off);
 
 -- Sets the policy of a channel, creating its row where there is none. A parameter that is null, as it is when left
 -- out, leaves what is there.

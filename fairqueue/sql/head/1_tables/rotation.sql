@@ -63,6 +63,7 @@ CREATE TABLE rotation (
     CONSTRAINT rotation_pkey PRIMARY KEY (queue, era)
 ) WITH (
     autovacuum_vacuum_scale_factor = 0.05,
+    vacuum_truncate = off,
     -- Room for versions to come beside each row.
     fillfactor = 50
 );
