@@ -12,7 +12,7 @@ consumers the order is that of the server's clock. A batch is one call, or as ma
 
 Waits in seconds are those of consumers that begin with a cold queue and do no work, unless the load says so. Where
 fetching is all the work, a queue that isn't fair is through with everything sooner: with batches and several consumers,
-quiet tenants wait up to 2.8 times as long in ours, though they come far sooner in the order. So it is measured again
+quiet tenants wait up to four times as long in ours, though they come far sooner in the order. So it is measured again
 with messages that take 5 ms; there it is the order that counts.
 """
 
