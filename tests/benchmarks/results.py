@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.records import Record
 
-SURROUNDINGS = dict.fromkeys(("time", "revision", "load before", "durable commit", "processor"), "1")
+SURROUNDINGS: dict[str, str] = dict.fromkeys(("time", "revision", "load before", "durable commit", "processor"), "1")
 
 
 def result_of(records: Sequence[Record], surroundings: dict[str, str], **more: Any) -> dict[str, Any]:
