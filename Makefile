@@ -7,9 +7,10 @@ PYTEST_ARGS ?= -n auto --dist loadgroup
 python := .venv/bin/python
 ready := .venv/.ready
 # An environment whose Python is gone, as the system's was upgraded, is made anew: what its stamps say isn't so any more.
+works = $(1)/bin/python -c 'import pip' 2>/dev/null
 $(shell for env in .venv .venv-bench .venv-lowest; do \
-    $$env/bin/python -c 'import pip' 2>/dev/null || rm -f $$env/.ready $$env/.spark-ready; done)
-make_env = $(1)/bin/python -c 'import pip' 2>/dev/null || $(PYTHON) -m venv --clear $(1)
+    $(call works,$$env) || rm -f $$env/.ready $$env/.spark-ready; done)
+make_env = $(call works,$(1)) || $(PYTHON) -m venv --clear $(1)
 # PySpark is half a gigabyte and of no use without Java, so it is installed where there is one, and to check types. On
 # macOS there always is a java, which may only say that there is none.
 spark := .venv/.spark-ready

@@ -96,13 +96,11 @@ def _culprit(path: str, value: Any) -> tuple[str, str]:
     """Which part of a value JSON has no form for, and what that is: itself, or a key."""
     parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
     for key, part in parts:
+        if not isinstance(key, str | int | float | None):
+            return f"a key of {path}", f"{type(key).__name__} {reprlib.repr(key)}"
         try:
-            json.dumps({key: part} if isinstance(value, dict) else part)
+            json.dumps(part)
         except (TypeError, ValueError, RecursionError):
-            try:
-                json.dumps({key: None} if isinstance(value, dict) else None)
-            except TypeError:
-                return f"a key of {path}", f"{type(key).__name__} {reprlib.repr(key)}"
             return _culprit(f"{path}[{key!r}]", part)
     return path, f"{type(value).__name__} {reprlib.repr(value)}"
 

@@ -57,8 +57,7 @@ class _Program(click.Command):
 class Command(_Program):
     """A command whose known errors are one line on stderr. Its callback returns nothing."""
 
-    for_owner = False
-    #: The kind of role that the command is for; None: an observer or an operator.
+    #: The kind of role that the command is for, or ``owner``; None: an observer or an operator.
     kind: str | None = None
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -78,7 +77,7 @@ class Command(_Program):
                 raise
             from .errors import explained
 
-            failure = explained(error, for_owner=self.for_owner, kind=self.kind)
+            failure = explained(error, kind=self.kind)
             if failure is None:
                 raise
             raise failure from error
@@ -98,7 +97,7 @@ def ended(error: BaseException) -> BaseException | None:
 class OwnersCommand(Command):
     """One that the owner of the queue's schema has to run: no right that `fairqueue grant` gives is enough."""
 
-    for_owner = True
+    kind = "owner"
 
 
 class Group(_Program, click.Group):

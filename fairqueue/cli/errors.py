@@ -44,20 +44,19 @@ _WAYS_OUT = {
 }
 
 
-def explained(error: Exception, *, for_owner: bool = False, kind: str | None = None) -> Failed | None:
+def explained(error: Exception, *, kind: str | None = None) -> Failed | None:
     """The same as an error of the command line; None for what nobody expects, and whose traceback is worth having.
 
-    :param for_owner: it is about something that no kind of role but the owner may do.
-    :param kind: of role that may do it; None: an observer or an operator.
+    :param kind: of role that may do it, or ``owner``, if no kind may; None: an observer or an operator.
     """
-    failure = _explained(error, for_owner=for_owner, kind=kind)
+    failure = _explained(error, kind)
     target = click.get_current_context().find_object(Target)
     if failure is None or target is None:
         return failure
     return type(failure)(failure.message.replace("`fairqueue ", f"`{target.command} "))
 
 
-def _explained(error: Exception, *, for_owner: bool, kind: str | None) -> Failed | None:
+def _explained(error: Exception, kind: str | None) -> Failed | None:
     if isinstance(error, InvalidValue | ArgumentError):
         way_out = "; an engine's URL begins with postgresql+psycopg://" if isinstance(error, NoSuchModuleError) else ""
         return Invalid(f"{error}{way_out}")
@@ -70,7 +69,7 @@ def _explained(error: Exception, *, for_owner: bool, kind: str | None) -> Failed
 
         error = DBAPIError.instance(None, None, error, psycopg.Error)
     if isinstance(error, DBAPIError):
-        return Failed(_of_database(error, for_owner=for_owner, kind=kind))
+        return Failed(_of_database(error, kind))
     if isinstance(error, UnicodeEncodeError):  # without what it was of: that may hold a password
         return Invalid("a value on the command line, or in the environment, is no text in UTF-8")
     return _of_import(error) if isinstance(error, ImportError) else None
@@ -87,7 +86,7 @@ def _of_import(error: ImportError) -> Failed | None:
     return None
 
 
-def _of_database(error: DBAPIError, *, for_owner: bool, kind: str | None) -> str:
+def _of_database(error: DBAPIError, kind: str | None) -> str:
     driver: BaseException | None = error.orig
     code = sqlstate(driver)
     diagnostics = getattr(driver, "diag", None)
@@ -104,8 +103,8 @@ def _of_database(error: DBAPIError, *, for_owner: bool, kind: str | None) -> str
         return f"{message}; its owner can GRANT CREATE ON DATABASE, or CREATE SCHEMA ... AUTHORIZATION, to this role"
     hint = getattr(diagnostics, "message_hint", None) or ""
     way_out = _WAYS_OUT.get(code) or hint
-    if kind and code == _NO_RIGHT:
-        way_out = f"the owner of the queue's schema can give the right: `fairqueue grant ROLE {kind}`"
-    if for_owner and code == _NO_RIGHT:
+    if code == _NO_RIGHT and kind == "owner":
         way_out = hint or "only the owner of the queue's schema can do this: connect as that role"
+    elif code == _NO_RIGHT and kind:
+        way_out = f"the owner of the queue's schema can give the right: `fairqueue grant ROLE {kind}`"
     return f"{message}; {way_out}" if way_out else message

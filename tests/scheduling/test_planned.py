@@ -274,6 +274,20 @@ def test_a_message_that_somebody_holds_is_passed_over(
     assert planned == unplanned
 
 
+def stand_in(session: Session, planned: int, message: int) -> None:
+    """From now on this message is where the plan says that the planned one is."""
+    sql(
+        session,
+        """
+        UPDATE fairqueue.plan p
+        SET rows[array_position(p.ids, :planned)] = (SELECT m.ctid FROM fairqueue.message m WHERE m.id = :message)
+        WHERE :planned = ANY (p.ids)
+        """,
+        planned=planned,
+        message=message,
+    )
+
+
 @pytest.mark.parametrize("limit_", [1, 3], ids=["with others", "in its turn"])
 @pytest.mark.parametrize("change", ["channel = 'limited'", "queue = 'another'"])
 def test_a_planned_message_that_is_another_channel_s_now(session: Session, change: str, limit_: int) -> None:
@@ -292,15 +306,7 @@ def test_a_planned_message_that_is_another_channel_s_now(session: Session, chang
     sql(session, f"UPDATE fairqueue.message SET {change} WHERE id = :id", id=moved)
     leases(session, 1)  # Folds that.
     assert ("a", moved) in planned(session) or ("b", moved) in planned(session)
-    sql(
-        session,
-        """
-        UPDATE fairqueue.plan p
-        SET rows[array_position(p.ids, :id)] = (SELECT m.ctid FROM fairqueue.message m WHERE m.id = :id)
-        WHERE :id = ANY (p.ids)
-        """,
-        id=moved,
-    )
+    stand_in(session, moved, moved)
     while batch := leases(session, limit_):
         assert moved not in [message.id for message in batch]
     check_invariants(session.connection())
@@ -364,23 +370,13 @@ def test_another_message_where_a_planned_one_was(session: Session, limit_: int) 
     leases(session, 1)
     plan_ahead(session)
     leases(session, 1)
-    (_, gone) = planned(session)[10]
-    channel = session.scalars(text("SELECT channel FROM fairqueue.message WHERE id = :id"), {"id": gone}).one()
+    (channel, gone) = planned(session)[10]
     session.execute(fq.cancel(gone))
     session.commit()
     (new,) = put(session, channel)
     leases(session, 1)  # Folds that.
     assert (channel, gone) in planned(session)
-    sql(
-        session,
-        """
-        UPDATE fairqueue.plan p
-        SET rows[array_position(p.ids, :gone)] = (SELECT m.ctid FROM fairqueue.message m WHERE m.id = :new)
-        WHERE :gone = ANY (p.ids)
-        """,
-        gone=gone,
-        new=new,
-    )
+    stand_in(session, gone, new)
     served: list[int] = []
     while batch := leases(session, limit_):
         served += [message.id for message in batch if message.channel == channel]
