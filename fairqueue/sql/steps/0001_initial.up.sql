@@ -1820,6 +1820,10 @@ DECLARE
     v_clock timestamptz;
     v_now bigint;
     v_until timestamptz;
+    v_rows tid[];
+    v_ids bigint[];
+    v_place bigint;
+    v_passed bigint;
 BEGIN
     -- Where a call for each message counts, so does each condition.
     IF (char_length(v_queue) BETWEEN 1 AND 255 AND max_messages BETWEEN 1 AND 10000
@@ -1884,11 +1888,12 @@ BEGIN
                             sum(cardinality(k.ids)) OVER (ORDER BY k.place ROWS UNBOUNDED PRECEDING) AS messages
                         FROM taken k WHERE k.queue = v_queue AND k.turn = v_turn AND k.place > v_upto) x;
                 END IF;
-                RETURN QUERY
-                -- Nothing, unless all that is wanted is at the head of the plan. What others have done since that look
-                -- makes no difference: while there are shares, what is planned before the end stays as it is.
-                WITH held AS MATERIALIZED (
-                    SELECT n.row, n.id, n.place, m.row = n.row AS is_same
+                -- What is at the head of the plan. What others have done since that look makes no difference: while there
+                -- are shares, what is planned before the end stays as it is.
+                SELECT array_agg(h.row), array_agg(h.id) FILTER (WHERE h.is_same), max(h.place)
+                INTO v_rows, v_ids, v_place
+                FROM (
+                    SELECT m.row, n.id, n.place, m.row = n.row AS is_same
                     FROM (
                         SELECT e.rows[e.nth] AS row, e.ids[e.nth] AS id, e.channels[e.nth] AS channel,
                             e.place + e.nth - 1 AS place, e.tags[e.nth] AS tag, e.sinces[e.nth] AS since
@@ -1914,31 +1919,27 @@ BEGIN
                             AND NOT row_is_held(m.ctid, m.xmax, v_oldest, v_newest, v_snapshot)
                         FOR NO KEY UPDATE SKIP LOCKED) m
                     WHERE (n.tag, n.since) < (v_lane_tag, v_lane_since)
-                    LIMIT max_messages
-                -- Those before the last one that were passed over are those that others have taken; or are about to
-                -- take, or have just taken, where there were others. Else one is gone, or a user holds it, and the plan
-                -- is no longer right. Nor is it where a user has just changed one, of which another version is locked
-                -- then.
-                ), noted AS (
+                    LIMIT max_messages) h;
+                v_passed := v_place - v_upto - max_messages;
+                -- Nothing, unless that is all that is wanted. Those before the last one that were passed over are those
+                -- that others have taken; or are about to take, or have just taken, where there were others. Else one is
+                -- gone, or a user holds it, and the plan is no longer right. Nor is it where a user has just changed one,
+                -- of which another version is locked then.
+                IF cardinality(v_ids) = max_messages
+                    AND (v_passed = 0 OR scheduler_passed(v_queue, v_turn, v_upto, v_place, v_passed))
+                THEN
                     INSERT INTO taken (queue, turn, place, upto, ids)
-                    SELECT v_queue, v_turn, b.place, CASE WHEN b.passed = 0 THEN b.place ELSE v_upto END, b.ids
-                    FROM (
-                        SELECT array_agg(h.id) FILTER (WHERE h.is_same) AS ids, max(h.place) AS place,
-                            max(h.place) - v_upto - max_messages AS passed
-                        FROM held h) b
-                    WHERE cardinality(b.ids) = max_messages
-                        AND (b.passed = 0 OR scheduler_passed(v_queue, v_turn, v_upto, b.place, b.passed))
-                    RETURNING true AS is_good
-                )
-                -- The one join that is left switched on is a loop, here over held: in the order of places.
-                UPDATE message m
-                SET attempt = least(m.attempt, 2147483646) + 1, leased_until = v_until, leased_at = v_clock,
-                    first_leased_at = coalesce(m.first_leased_at, v_clock), worker = v_worker, counted = NULL
-                FROM held h
-                WHERE m.ctid = h.row AND (SELECT n.is_good FROM noted n)
-                RETURNING m.id, m.channel, m.attempt, m.payload, m.body, m.state, m.error, m.dequeue_at, m.cost,
-                    m.created_at, m.leased_until, m.key, m.forgiven, m.first_leased_at;
-                IF FOUND THEN
+                    VALUES (v_queue, v_turn, v_place, CASE WHEN v_passed = 0 THEN v_place ELSE v_upto END, v_ids);
+                    RETURN QUERY
+                    -- The one join that is left switched on is a loop, here over rows: in the order of places.
+                    UPDATE message m
+                    SET attempt = least(m.attempt, 2147483646) + 1, leased_until = v_until, leased_at = v_clock,
+                        first_leased_at = coalesce(m.first_leased_at, v_clock), worker = v_worker, counted = NULL
+                    FROM unnest(v_rows) AS h (row)
+                    WHERE m.ctid = h.row
+                    RETURNING m.id, m.channel, m.attempt, m.payload, m.body, m.state, m.error, m.dequeue_at, m.cost,
+                        m.created_at, m.leased_until, m.key, m.forgiven, m.first_leased_at;
+
                     IF NOT v_took THEN
                         PERFORM set_config('fairqueue_turn.planned', v_queue, false);
                     END IF;
@@ -5154,7 +5155,8 @@ $$;
 
 REVOKE EXECUTE ON FUNCTION signal_channel FROM PUBLIC;
 
--- Trigger function of message_freed: tells the scheduler that a counted lease ended with its message.
+-- Trigger function of message_freed: tells the scheduler that a counted lease ended with its message. One that a user has
+-- ended before was told then.
 --
 -- Locks: none that anybody waits for; it appends a row.
 CREATE FUNCTION signal_freed() RETURNS trigger
@@ -5162,7 +5164,9 @@ LANGUAGE plpgsql SECURITY DEFINER
 SET search_path FROM CURRENT
 AS $$
 BEGIN
-    INSERT INTO signal (queue, channel, counted, urgent) VALUES (OLD.queue, OLD.channel, OLD.counted, true);
+    IF OLD.leased_until IS NOT NULL THEN
+        INSERT INTO signal (queue, channel, counted, urgent) VALUES (OLD.queue, OLD.channel, OLD.counted, true);
+    END IF;
     RETURN NULL;
 END
 $$;
@@ -5171,7 +5175,7 @@ REVOKE EXECUTE ON FUNCTION signal_freed FROM PUBLIC;
 
 -- Trigger function of message_moved: a signal for a message that became ready, or was changed while it was; with it the
 -- end of its lease, if that was counted; and a notification, if workers wait for one. Of one that is leased now, only
--- when: dequeues have to know the earliest end of a lease.
+-- when, and if that isn't later than it was: dequeues have to know the earliest end of a lease.
 --
 -- Locks: none that anybody waits for, but for notifications (queue_notify); it appends a row.
 CREATE FUNCTION signal_moved() RETURNS trigger
@@ -5182,7 +5186,9 @@ DECLARE
     v_counted CONSTANT bigint := CASE WHEN OLD.leased_until IS NOT NULL THEN OLD.counted END;
 BEGIN
     IF NEW.leased_until IS NOT NULL THEN
-        INSERT INTO signal (queue, message_id, urgent) VALUES (NEW.queue, NEW.id, true);
+        IF OLD.leased_until IS NULL OR NEW.leased_until < OLD.leased_until THEN
+            INSERT INTO signal (queue, message_id, urgent) VALUES (NEW.queue, NEW.id, true);
+        END IF;
         RETURN NULL;
     END IF;
     -- A mere edit is no more urgent than an arrival: it only matters to what is planned, and may come in floods.
@@ -5397,21 +5403,22 @@ AFTER INSERT ON message
 REFERENCING NEW TABLE AS new_messages
 FOR EACH STATEMENT EXECUTE FUNCTION message_arrive();
 
--- However a message that counts toward a limit leaves the queue, completed, cancelled or deleted: there is room again.
+-- However a message that counts toward a limit leaves the queue, completed, cancelled or deleted: there is room again. The
+-- condition is read anew by each statement, so it is short; the function knows the rest.
 CREATE TRIGGER message_freed
 AFTER DELETE ON message
 FOR EACH ROW
-WHEN (OLD.counted IS NOT NULL AND OLD.leased_until IS NOT NULL)
+WHEN (OLD.counted IS NOT NULL)
 EXECUTE FUNCTION signal_freed();
 
 -- A lease that ended without completion, or a user's edit, may put a ready message before the head of its lane; and
 -- whatever is changed of one that is planned, its row is another one then. Nor do dequeues know of a lease that a user
--- has shortened, or given. Leasing (leased_until set, another attempt) and heartbeats, which never shorten, don't fire it.
+-- has shortened, or given. Leasing (leased_until set, another attempt) doesn't fire it. Each statement reads the condition
+-- anew, so it is short: heartbeats are left to the function.
 CREATE TRIGGER message_moved
 AFTER UPDATE ON message
 FOR EACH ROW
-WHEN (NEW.leased_until IS NULL OR (NEW.attempt = OLD.attempt
-    AND (OLD.leased_until IS NULL OR NEW.leased_until < OLD.leased_until)))
+WHEN (NEW.leased_until IS NULL OR NEW.attempt = OLD.attempt)
 EXECUTE FUNCTION signal_moved();
 
 -- TRUNCATE takes leases away without a word to the other triggers.

@@ -52,6 +52,10 @@ DECLARE
     v_clock timestamptz;
     v_now bigint;
     v_until timestamptz;
+    v_rows tid[];
+    v_ids bigint[];
+    v_place bigint;
+    v_passed bigint;
 BEGIN
     -- Where a call for each message counts, so does each condition.
     IF (char_length(v_queue) BETWEEN 1 AND 255 AND max_messages BETWEEN 1 AND 10000
@@ -116,11 +120,12 @@ BEGIN
                             sum(cardinality(k.ids)) OVER (ORDER BY k.place ROWS UNBOUNDED PRECEDING) AS messages
                         FROM taken k WHERE k.queue = v_queue AND k.turn = v_turn AND k.place > v_upto) x;
                 END IF;
-                RETURN QUERY
-                -- Nothing, unless all that is wanted is at the head of the plan. What others have done since that look
-                -- makes no difference: while there are shares, what is planned before the end stays as it is.
-                WITH held AS MATERIALIZED (
-                    SELECT n.row, n.id, n.place, m.row = n.row AS is_same
+                -- What is at the head of the plan. What others have done since that look makes no difference: while there
+                -- are shares, what is planned before the end stays as it is.
+                SELECT array_agg(h.row), array_agg(h.id) FILTER (WHERE h.is_same), max(h.place)
+                INTO v_rows, v_ids, v_place
+                FROM (
+                    SELECT m.row, n.id, n.place, m.row = n.row AS is_same
                     FROM (
                         SELECT e.rows[e.nth] AS row, e.ids[e.nth] AS id, e.channels[e.nth] AS channel,
                             e.place + e.nth - 1 AS place, e.tags[e.nth] AS tag, e.sinces[e.nth] AS since
@@ -146,31 +151,27 @@ BEGIN
                             AND NOT row_is_held(m.ctid, m.xmax, v_oldest, v_newest, v_snapshot)
                         FOR NO KEY UPDATE SKIP LOCKED) m
                     WHERE (n.tag, n.since) < (v_lane_tag, v_lane_since)
-                    LIMIT max_messages
-                -- Those before the last one that were passed over are those that others have taken; or are about to
-                -- take, or have just taken, where there were others. Else one is gone, or a user holds it, and the plan
-                -- is no longer right. Nor is it where a user has just changed one, of which another version is locked
-                -- then.
-                ), noted AS (
+                    LIMIT max_messages) h;
+                v_passed := v_place - v_upto - max_messages;
+                -- Nothing, unless that is all that is wanted. Those before the last one that were passed over are those
+                -- that others have taken; or are about to take, or have just taken, where there were others. Else one is
+                -- gone, or a user holds it, and the plan is no longer right. Nor is it where a user has just changed one,
+                -- of which another version is locked then.
+                IF cardinality(v_ids) = max_messages
+                    AND (v_passed = 0 OR scheduler_passed(v_queue, v_turn, v_upto, v_place, v_passed))
+                THEN
                     INSERT INTO taken (queue, turn, place, upto, ids)
-                    SELECT v_queue, v_turn, b.place, CASE WHEN b.passed = 0 THEN b.place ELSE v_upto END, b.ids
-                    FROM (
-                        SELECT array_agg(h.id) FILTER (WHERE h.is_same) AS ids, max(h.place) AS place,
-                            max(h.place) - v_upto - max_messages AS passed
-                        FROM held h) b
-                    WHERE cardinality(b.ids) = max_messages
-                        AND (b.passed = 0 OR scheduler_passed(v_queue, v_turn, v_upto, b.place, b.passed))
-                    RETURNING true AS is_good
-                )
-                -- The one join that is left switched on is a loop, here over held: in the order of places.
-                UPDATE message m
-                SET attempt = least(m.attempt, 2147483646) + 1, leased_until = v_until, leased_at = v_clock,
-                    first_leased_at = coalesce(m.first_leased_at, v_clock), worker = v_worker, counted = NULL
-                FROM held h
-                WHERE m.ctid = h.row AND (SELECT n.is_good FROM noted n)
-                RETURNING m.id, m.channel, m.attempt, m.payload, m.body, m.state, m.error, m.dequeue_at, m.cost,
-                    m.created_at, m.leased_until, m.key, m.forgiven, m.first_leased_at;
-                IF FOUND THEN
+                    VALUES (v_queue, v_turn, v_place, CASE WHEN v_passed = 0 THEN v_place ELSE v_upto END, v_ids);
+                    RETURN QUERY
+                    -- The one join that is left switched on is a loop, here over rows: in the order of places.
+                    UPDATE message m
+                    SET attempt = least(m.attempt, 2147483646) + 1, leased_until = v_until, leased_at = v_clock,
+                        first_leased_at = coalesce(m.first_leased_at, v_clock), worker = v_worker, counted = NULL
+                    FROM unnest(v_rows) AS h (row)
+                    WHERE m.ctid = h.row
+                    RETURNING m.id, m.channel, m.attempt, m.payload, m.body, m.state, m.error, m.dequeue_at, m.cost,
+                        m.created_at, m.leased_until, m.key, m.forgiven, m.first_leased_at;
+
                     IF NOT v_took THEN
                         PERFORM set_config('fairqueue_turn.planned', v_queue, false);
                     END IF;

@@ -1,4 +1,5 @@
--- Trigger function of message_freed: tells the scheduler that a counted lease ended with its message.
+-- Trigger function of message_freed: tells the scheduler that a counted lease ended with its message. One that a user has
+-- ended before was told then.
 --
 -- Locks: none that anybody waits for; it appends a row.
 CREATE FUNCTION signal_freed() RETURNS trigger
@@ -6,7 +7,9 @@ LANGUAGE plpgsql SECURITY DEFINER
 SET search_path FROM CURRENT
 AS $$
 BEGIN
-    INSERT INTO signal (queue, channel, counted, urgent) VALUES (OLD.queue, OLD.channel, OLD.counted, true);
+    IF OLD.leased_until IS NOT NULL THEN
+        INSERT INTO signal (queue, channel, counted, urgent) VALUES (OLD.queue, OLD.channel, OLD.counted, true);
+    END IF;
     RETURN NULL;
 END
 $$;

@@ -1,6 +1,6 @@
 -- Trigger function of message_moved: a signal for a message that became ready, or was changed while it was; with it the
 -- end of its lease, if that was counted; and a notification, if workers wait for one. Of one that is leased now, only
--- when: dequeues have to know the earliest end of a lease.
+-- when, and if that isn't later than it was: dequeues have to know the earliest end of a lease.
 --
 -- Locks: none that anybody waits for, but for notifications (queue_notify); it appends a row.
 CREATE FUNCTION signal_moved() RETURNS trigger
@@ -11,7 +11,9 @@ DECLARE
     v_counted CONSTANT bigint := CASE WHEN OLD.leased_until IS NOT NULL THEN OLD.counted END;
 BEGIN
     IF NEW.leased_until IS NOT NULL THEN
-        INSERT INTO signal (queue, message_id, urgent) VALUES (NEW.queue, NEW.id, true);
+        IF OLD.leased_until IS NULL OR NEW.leased_until < OLD.leased_until THEN
+            INSERT INTO signal (queue, message_id, urgent) VALUES (NEW.queue, NEW.id, true);
+        END IF;
         RETURN NULL;
     END IF;
     -- A mere edit is no more urgent than an arrival: it only matters to what is planned, and may come in floods.
