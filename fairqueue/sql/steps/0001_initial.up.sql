@@ -10,7 +10,7 @@ RETURN clock_timestamp();
 
 -- Says what is wrong with a list of leases.
 --
--- Called by lease_list; takes no lock. Returns nothing: it raises.
+-- Called by lease_list and message_complete; takes no lock. Returns nothing: it raises.
 CREATE FUNCTION lease_refuse(ids bigint[], attempts integer[]) RETURNS boolean
 LANGUAGE plpgsql IMMUTABLE
 AS $$
@@ -1139,8 +1139,8 @@ RETURN greatest(1, round(cost * 720720 / weight))::bigint;
 
 -- The leases that a caller names, (ids[i], attempts[i]), in the order of ids; n is the place in the lists.
 --
--- Called by message_complete, message_cancel, message_fail, message_defer and message_heartbeat, into whose statements
--- it is expanded; takes no lock. All of them touch messages in the order of ids, so that two of them can't deadlock.
+-- Called by message_cancel, message_fail, message_defer and message_heartbeat, into whose statements it is expanded;
+-- takes no lock. All of them, and message_complete, touch messages in the order of ids, so that two can't deadlock.
 --
 -- They look each one up by m.id BETWEEN l.id AND l.id. With =, a plan that was made when the table was nearly empty could
 -- read all messages by the primary key and look for each of them here.
@@ -1524,7 +1524,8 @@ DECLARE
     v_attempts integer[];
 BEGIN
     WITH lease AS MATERIALIZED (
-        SELECT * FROM lease_list(ids, attempts)
+        -- As lease_list, but that the lists are compared below: where a call for each message counts, so does that.
+        SELECT l.id, l.attempt FROM unnest(ids, attempts) AS l (id, attempt) ORDER BY l.id
     ), done AS (
         DELETE FROM message m USING lease l
         -- No equality in it: with one there could be other joins than a loop over the leases.
@@ -1542,9 +1543,13 @@ BEGIN
     )
     SELECT array_agg(d.id), array_agg(d.attempt) INTO v_done, v_attempts FROM done d;
 
-    IF cardinality(v_done) = cardinality(ids) THEN
-        RETURN QUERY SELECT l.id, 'completed' FROM unnest(ids) AS l (id);
-        RETURN;
+    IF cardinality(ids) = cardinality(attempts) THEN
+        IF cardinality(v_done) = cardinality(ids) THEN
+            RETURN QUERY SELECT l.id, 'completed' FROM unnest(ids) AS l (id);
+            RETURN;
+        END IF;
+    ELSE
+        PERFORM lease_refuse(ids, attempts);
     END IF;
     RETURN QUERY SELECT * FROM lease_results(ids, attempts, v_done, v_attempts, 'completed');
 END

@@ -1,6 +1,6 @@
 -- Says what is wrong with a list of leases.
 --
--- Called by lease_list; takes no lock. Returns nothing: it raises.
+-- Called by lease_list and message_complete; takes no lock. Returns nothing: it raises.
 CREATE FUNCTION lease_refuse(ids bigint[], attempts integer[]) RETURNS boolean
 LANGUAGE plpgsql IMMUTABLE
 AS $$

@@ -18,7 +18,8 @@ DECLARE
     v_attempts integer[];
 BEGIN
     WITH lease AS MATERIALIZED (
-        SELECT * FROM lease_list(ids, attempts)
+        -- As lease_list, but that the lists are compared below: where a call for each message counts, so does that.
+        SELECT l.id, l.attempt FROM unnest(ids, attempts) AS l (id, attempt) ORDER BY l.id
     ), done AS (
         DELETE FROM message m USING lease l
         -- No equality in it: with one there could be other joins than a loop over the leases.
@@ -36,9 +37,13 @@ BEGIN
     )
     SELECT array_agg(d.id), array_agg(d.attempt) INTO v_done, v_attempts FROM done d;
 
-    IF cardinality(v_done) = cardinality(ids) THEN
-        RETURN QUERY SELECT l.id, 'completed' FROM unnest(ids) AS l (id);
-        RETURN;
+    IF cardinality(ids) = cardinality(attempts) THEN
+        IF cardinality(v_done) = cardinality(ids) THEN
+            RETURN QUERY SELECT l.id, 'completed' FROM unnest(ids) AS l (id);
+            RETURN;
+        END IF;
+    ELSE
+        PERFORM lease_refuse(ids, attempts);
     END IF;
     RETURN QUERY SELECT * FROM lease_results(ids, attempts, v_done, v_attempts, 'completed');
 END
