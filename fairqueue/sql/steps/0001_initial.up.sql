@@ -177,7 +177,7 @@ CREATE TABLE dead_message (
     first_leased_at  timestamptz,
     died_at          timestamptz      NOT NULL DEFAULT clock(),
     CONSTRAINT dead_message_pkey PRIMARY KEY (id)
-);
+) WITH (vacuum_truncate = off, toast.vacuum_truncate = off);
 
 CREATE INDEX dead_message_channel ON dead_message (queue, channel, id);
 
@@ -240,7 +240,8 @@ CREATE INDEX history_finished ON history USING brin (finished_at) WITH (autosumm
 -- The outcomes of days that have no partition of their own, so that a completion never fails for want of one.
 --
 -- Normally empty: history_maintain makes the partitions ahead.
-CREATE TABLE history_default PARTITION OF history DEFAULT;
+CREATE TABLE history_default PARTITION OF history DEFAULT
+    WITH (vacuum_truncate = off, toast.vacuum_truncate = off);
 
 -- The scheduler's view of a channel: one narrow row for each channel that is, or lately was, active.
 --
@@ -284,7 +285,7 @@ CREATE TABLE lane (
     -- One row a channel. The tag is part of the key because it grows, but where a plan is taken back: read backwards,
     -- the first entry is the living one, however many dead versions an old snapshot keeps behind it.
     CONSTRAINT lane_pkey PRIMARY KEY (queue, channel, tag)
-) WITH (autovacuum_vacuum_scale_factor = 0.05, vacuum_truncate = off);
+) WITH (autovacuum_vacuum_scale_factor = 0.05, vacuum_truncate = off, toast.vacuum_truncate = off);
 
 CREATE INDEX lane_ready ON lane (queue, tag, since) WHERE due = 0;
 CREATE INDEX lane_waiting ON lane (queue, due) WHERE due > 0;
@@ -365,7 +366,8 @@ CREATE TABLE message (
     created_at       timestamptz      NOT NULL DEFAULT clock(),
     -- What the columns may hold is checked by message_valid.
     CONSTRAINT message_pkey PRIMARY KEY (id)
--- To give back space at its end, VACUUM would lock the table against everybody; so likewise of what dequeues write.
+-- To give back space at its end, VACUUM would lock the table against everybody; so likewise of what dequeues and
+-- completions write.
 ) WITH (vacuum_truncate = off, toast.vacuum_truncate = off);
 
 -- A channel's ready messages in their order: what a dequeue probes, from the lane's head on.
@@ -398,6 +400,7 @@ CREATE TABLE plan (
 ) WITH (
     autovacuum_vacuum_scale_factor = 0.05,
     vacuum_truncate = off,
+    toast.vacuum_truncate = off,
     -- Else those of long names are compressed, and a dequeue would decompress the whole row for each of its messages.
     toast_tuple_target = 8160
 );
@@ -516,6 +519,7 @@ CREATE TABLE rotation (
 ) WITH (
     autovacuum_vacuum_scale_factor = 0.05,
     vacuum_truncate = off,
+    toast.vacuum_truncate = off,
     -- Room for versions to come beside each row.
     fillfactor = 50
 );
@@ -541,7 +545,7 @@ CREATE TABLE signal (
     -- All but new messages: a flood of those must hide neither a new limit, nor the end of a lease, nor what comes back.
     urgent      boolean NOT NULL,
     xid         xid8    NOT NULL DEFAULT pg_current_xact_id()
-) WITH (autovacuum_vacuum_scale_factor = 0.05, vacuum_truncate = off);
+) WITH (autovacuum_vacuum_scale_factor = 0.05, vacuum_truncate = off, toast.vacuum_truncate = off);
 
 -- It has no key: without this, a publication FOR ALL TABLES would have the server refuse a dequeue's DELETE.
 ALTER TABLE signal REPLICA IDENTITY FULL;
@@ -577,7 +581,7 @@ CREATE TABLE taken (
     upto   bigint    NOT NULL,
     ids    bigint[]  NOT NULL,
     CONSTRAINT taken_pkey PRIMARY KEY (queue, turn, place)
-) WITH (autovacuum_vacuum_scale_factor = 0.05, vacuum_truncate = off);
+) WITH (autovacuum_vacuum_scale_factor = 0.05, vacuum_truncate = off, toast.vacuum_truncate = off);
 
 -- Sets the policy of a channel, creating its row where there is none. A parameter that is null, as it is when left
 -- out, leaves what is there.
@@ -839,7 +843,8 @@ BEGIN
     THEN
         RETURN;
     END IF;
-    EXECUTE format('CREATE TABLE %s (LIKE history INCLUDING ALL)', v_path);
+    EXECUTE format('CREATE TABLE %s (LIKE history INCLUDING ALL)'
+        ' WITH (vacuum_truncate = off, toast.vacuum_truncate = off)', v_path);
     FOR v_grant IN
         SELECT format('GRANT %s ON TABLE %s TO %s', a.privilege_type, v_path,
             CASE WHEN a.grantee = 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END)
