@@ -23,8 +23,8 @@ $$;
 
 -- Raises the error of a message that isn't valid: it names the field, the value and the limits.
 --
--- Called by message_arrive, message_edit and message_create; takes no lock. The names of constraints in the errors are
--- for programs.
+-- Called by message_arrive, message_edit, message_create and message_create_many; takes no lock. The names of
+-- constraints in the errors are for programs.
 CREATE FUNCTION message_refuse(
     queue text, channel text, key text, payload jsonb, body bytea, cost double precision, max_attempts integer,
     backoff double precision, created_at timestamptz DEFAULT NULL, first_leased_at timestamptz DEFAULT NULL
@@ -1014,7 +1014,8 @@ SELECT history_maintain();
 -- Called by archives. What another feed hasn't read stays. It waits for no lock longer than 100 ms. In READ COMMITTED
 -- only: the rows are counted after they are locked.
 -- Locks: the day's partition, against writers, while the rows are counted; then history, against everybody. A day
--- without a partition is deleted from history_default, which is locked against writers.
+-- without a partition is deleted from history_default, which is locked against writers. A table that was detached from
+-- history stays, as somebody keeps it.
 CREATE FUNCTION history_release(day date, rows bigint, checksum numeric) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path FROM CURRENT
@@ -1036,7 +1037,13 @@ BEGIN
     IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
         RAISE invalid_transaction_state USING MESSAGE = 'history_release needs READ COMMITTED';
     END IF;
-    IF to_regclass(format('%I.%I', current_schema(), v_name)) IS NULL THEN
+    -- As long as it is held, no partition can be detached.
+    LOCK TABLE ONLY history IN ACCESS SHARE MODE;
+    IF NOT EXISTS (
+        SELECT FROM pg_inherits i
+        WHERE i.inhparent = 'history'::regclass
+            AND i.inhrelid = to_regclass(format('%I.%I', current_schema(), v_name)))
+    THEN
         v_name := 'history_default';
     END IF;
     -- With an open completion of that day this waits, as long as it may.
@@ -1661,6 +1668,11 @@ BEGIN
     ELSIF EXISTS (SELECT FROM unnest($6, $7) AS w (dequeue_at, delay) WHERE num_nonnulls(w.dequeue_at, w.delay) = 2) THEN
         RAISE invalid_parameter_value USING MESSAGE = 'only one of dequeue_ats and delays may be given for a message';
     END IF;
+    -- The trigger would say so too, but the index that can't hold so long a name is first.
+    PERFORM message_refuse(n.queue, n.channel, n.key, NULL, NULL, NULL, NULL, NULL)
+    FROM unnest($1, $2, $3) AS n (queue, channel, key)
+    WHERE greatest(char_length(n.queue), char_length(n.channel), char_length(n.key)) > 255
+    LIMIT 1;
     PERFORM check_seconds('delays', w.delay, 0) FROM unnest($7) AS w (delay) WHERE w.delay IS NOT NULL;
     WITH given AS MATERIALIZED (
         SELECT nextval(v_sequence) AS id, unix_ms(clock()) AS now_ms, r.queue, r.channel, r.key, r.payload, r.body,
