@@ -18,10 +18,14 @@ NULL, CHECK, PARAMETER = errors.NotNullViolation, errors.CheckViolation, errors.
 PLACE = ("constraint", "table", "column")
 LONG = "repeat('x', 256)"
 HUGE = "repeat('x', 1000000)"
+LETTER = "'x'"
+# That can't be compressed to what an index holds.
+DENSE = "(SELECT string_agg(md5(g::text), '') FROM generate_series(1, 200) g)"
 TEN_YEARS = "must be between {} and 315576000, not {}"
 
 # queues, channels, keys and costs; the other lists of message_create_many are empty.
 MANY = "{}, {}, {}, NULL, NULL, NULL, NULL, {}, NULL, NULL"
+NAMES = ("queue", "channel", "key")
 
 # What may be set for a channel, the end of its constraint's name, and what it may not be.
 POLICY: list[tuple[str, str, tuple[object, ...]]] = [
@@ -100,6 +104,15 @@ CASES: list[tuple[str, type[psycopg.Error], str]] = [
             ("'{q}', '{a}', '{k}', NULL, NULL, '{1}', '{1}', '{1}', NULL, NULL", PARAMETER, "only one of dequeue_ats"),
             (MANY.format("'{NULL}'", "'{a}'", "'{k}'", "'{1}'"), NULL, 'column "queue"'),
             (MANY.format("'{q}'", "'{a}'", "ARRAY['']", "'{1}'"), CHECK, "message_key_length"),
+            (MANY.format("'{q}'", "'{a}'", f"ARRAY[{LONG}]", "'{1}'"), CHECK, "key must have 1 to 255 characters"),
+            *[
+                (
+                    MANY.format(*(f"ARRAY['a', {DENSE if name == field else LETTER}]" for name in NAMES), "'{1, 1}'"),
+                    CHECK,
+                    f"{field} must have 1 to 255 characters, not 6400",
+                )
+                for field in NAMES
+            ],
             (MANY.format("'{q}'", "'{a}'", "'{k}'", "'{NaN}'"), CHECK, "message_cost_range"),
         ]
     ],

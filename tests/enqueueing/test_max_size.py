@@ -425,3 +425,15 @@ class TestCost:
             assert sum(found for table, _, found, _ in scans if table == "message") == read
             assert sum(node["Shared Hit Blocks"] + node["Shared Read Blocks"] for *_, node in scans) < 60
             assert sum("channel" in statement.query for statement in watched.statements) < 10
+
+    def test_the_number_that_means_none(self, session: Session, raw: Raw, database_url: str) -> None:
+        """It lifts the queue's default for a channel, whose backlog isn't counted then."""
+        put(session, "acme", 1000)
+        session.add_all([fq.Queue("default", channel_max_size=7), fq.Channel("acme", max_size=2**31 - 1)])
+        session.commit()
+        watched = Watched(raw(database_url))
+        statements = watched.run(INSERT, "acme", 10)
+        assert sum("channel_max_size" in statement.query for statement in statements), "it was watched"
+        assert sum(statement.rows_of("message") for statement in statements) == 0
+        with pytest.raises(fq.ChannelFull):
+            put(session, "globex", 8)

@@ -113,24 +113,33 @@ class TestKept:
 
     @pytest.mark.shared_database(False)
     @pytest.mark.parametrize("when", ["", " DEFERRABLE INITIALLY DEFERRED"])
-    def test_one_that_can_not_die(self, session: Session, when: str) -> None:
-        """A foreign key of the application's keeps it; others whose last leases ran out at the same time do die."""
-        kept, other = put(session, "acme", max_attempts=1) + put(session, "globex", max_attempts=1)
+    def test_one_that_can_not_die(self, engine: Engine, session: Session, when: str) -> None:
+        """A foreign key of the application's keeps it; others whose last leases ran out at the same time do die.
+
+        It waits as one that failed, longer each time.
+        """
+        stop_clock(engine, at := clock(session))
+        kept, other = put(session, "acme", max_attempts=1, backoff=100) + put(session, "globex", max_attempts=1)
         sql(session, f"CREATE TABLE public.invoice (message_id bigint REFERENCES fairqueue.message{when})")
         sql(session, "INSERT INTO public.invoice VALUES (:id)", id=kept)
         expired = lease_of(session, 2)
         for attempt in (2, 3):
             expire(session, [message.id for message in expired])
+            delay = 100_000 * (attempt - 1)
+            for wait in (0, delay // 2 - 1):
+                move_clock(session, at + wait)
+                assert lease_of(session, 2) == []
+            move_clock(session, at := at + delay)
             (again,) = expired = lease_of(session, 2)
-            session.commit()
             assert (again.id, again.attempt) == (kept, attempt)
             assert "no dead letter: update or delete on table" in str(again.error)
             assert dead(session) == [other]
 
     @pytest.mark.shared_database(False)
     @pytest.mark.parametrize("is_trigger", [False, True], ids=["key", "trigger"])
-    def test_one_whose_death_others_forbid_in_the_end(self, session: Session, is_trigger: bool) -> None:
+    def test_one_whose_death_others_forbid_in_the_end(self, engine: Engine, session: Session, is_trigger: bool) -> None:
         """What refers to what refers to it, or a trigger there, both of them at the commit: the queue goes on."""
+        stop_clock(engine, at := clock(session))
         kept, other = put(session, "acme", max_attempts=1) + put(session, "globex", max_attempts=1)
         on_delete = "bigint REFERENCES fairqueue.message ON DELETE CASCADE"
         sql(session, f"CREATE TABLE public.document (id int PRIMARY KEY, message_id {on_delete})")
@@ -145,14 +154,17 @@ class TestKept:
             sql(session, f"CREATE TABLE public.page (document_id {reference})")
             sql(session, "INSERT INTO public.page VALUES (1)")
         expire(session, [message.id for message in lease_of(session, 2)])
+        assert lease_of(session, 2) == []
+        move_clock(session, at + 1000)
         (again,) = lease_of(session, 2)
         assert again.id == kept
         assert "no dead letter: update or delete on table" in str(again.error)
         assert dead(session) == [other]
 
     @pytest.mark.shared_database(False)
-    def test_one_that_would_have_to_wait(self, session: Session, raw: Raw, database_url: str) -> None:
+    def test_one_that_would_have_to_wait(self, engine: Engine, session: Session, raw: Raw, database_url: str) -> None:
         """Somebody works on what refers to it: the dequeue doesn't wait for him for long, and others do die."""
+        stop_clock(engine, at := clock(session))
         session.execute(text("SET statement_timeout = '20s'"))
         kept, other = put(session, "acme", max_attempts=1) + put(session, "globex", max_attempts=1)
         reference = "bigint REFERENCES fairqueue.message ON DELETE SET NULL"
@@ -161,6 +173,8 @@ class TestKept:
         expire(session, [message.id for message in lease_of(session, 2)])
         accounting = raw(database_url)
         accounting.execute("SELECT FROM public.invoice FOR UPDATE")
+        assert lease_of(session, 2) == []
+        move_clock(session, at + 1000)
         (again,) = lease_of(session, 2)
         assert again.id == kept
         assert "no dead letter: canceling statement due to lock timeout" in str(again.error)

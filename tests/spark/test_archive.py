@@ -385,6 +385,20 @@ class TestRelease:
         connection.commit()
         assert self.days(connection) == {DAY: 1, DAY + timedelta(days=2): 1}
 
+    def test_not_what_was_detached(self, filled: psycopg.Connection[Any]) -> None:
+        """Somebody keeps that table: it is no history any more, though it has the name of a day."""
+        table = f"fairqueue.history_{DAY:%Y_%m_%d}"
+        filled.execute(f"ALTER TABLE fairqueue.history DETACH PARTITION {table}".encode())
+        release(filled, DAY)
+        filled.commit()
+        assert value(filled, f"SELECT count(*) FROM {table}") == 7
+        add(filled, [row(99)])
+        filled.commit()
+        release(filled, DAY)
+        filled.commit()
+        assert value(filled, f"SELECT count(*) FROM {table}") == 7
+        assert DAY not in self.days(filled)
+
     def test_what_is_written_while_it_waits(self, filled: psycopg.Connection[Any], raw: Raw, database_url: str) -> None:
         """It gives up soon; and where it doesn't, it counts what has come."""
         open_, watching = raw(database_url), observer(raw, database_url)

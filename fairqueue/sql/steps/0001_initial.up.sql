@@ -23,8 +23,8 @@ $$;
 
 -- Raises the error of a message that isn't valid: it names the field, the value and the limits.
 --
--- Called by message_arrive, message_edit and message_create; takes no lock. The names of constraints in the errors are
--- for programs.
+-- Called by message_arrive, message_edit, message_create and message_create_many; takes no lock. The names of
+-- constraints in the errors are for programs.
 CREATE FUNCTION message_refuse(
     queue text, channel text, key text, payload jsonb, body bytea, cost double precision, max_attempts integer,
     backoff double precision, created_at timestamptz DEFAULT NULL, first_leased_at timestamptz DEFAULT NULL
@@ -177,7 +177,7 @@ CREATE TABLE dead_message (
     first_leased_at  timestamptz,
     died_at          timestamptz      NOT NULL DEFAULT clock(),
     CONSTRAINT dead_message_pkey PRIMARY KEY (id)
-);
+) WITH (vacuum_truncate = off, toast.vacuum_truncate = off);
 
 CREATE INDEX dead_message_channel ON dead_message (queue, channel, id);
 
@@ -240,7 +240,8 @@ CREATE INDEX history_finished ON history USING brin (finished_at) WITH (autosumm
 -- The outcomes of days that have no partition of their own, so that a completion never fails for want of one.
 --
 -- Normally empty: history_maintain makes the partitions ahead.
-CREATE TABLE history_default PARTITION OF history DEFAULT;
+CREATE TABLE history_default PARTITION OF history DEFAULT
+    WITH (vacuum_truncate = off, toast.vacuum_truncate = off);
 
 -- The scheduler's view of a channel: one narrow row for each channel that is, or lately was, active.
 --
@@ -284,7 +285,7 @@ CREATE TABLE lane (
     -- One row a channel. The tag is part of the key because it grows, but where a plan is taken back: read backwards,
     -- the first entry is the living one, however many dead versions an old snapshot keeps behind it.
     CONSTRAINT lane_pkey PRIMARY KEY (queue, channel, tag)
-) WITH (autovacuum_vacuum_scale_factor = 0.05, vacuum_truncate = off);
+) WITH (autovacuum_vacuum_scale_factor = 0.05, vacuum_truncate = off, toast.vacuum_truncate = off);
 
 CREATE INDEX lane_ready ON lane (queue, tag, since) WHERE due = 0;
 CREATE INDEX lane_waiting ON lane (queue, due) WHERE due > 0;
@@ -365,7 +366,8 @@ CREATE TABLE message (
     created_at       timestamptz      NOT NULL DEFAULT clock(),
     -- What the columns may hold is checked by message_valid.
     CONSTRAINT message_pkey PRIMARY KEY (id)
--- To give back space at its end, VACUUM would lock the table against everybody; so likewise of what dequeues write.
+-- To give back space at its end, VACUUM would lock the table against everybody; so likewise of what dequeues and
+-- completions write.
 ) WITH (vacuum_truncate = off, toast.vacuum_truncate = off);
 
 -- A channel's ready messages in their order: what a dequeue probes, from the lane's head on.
@@ -398,6 +400,7 @@ CREATE TABLE plan (
 ) WITH (
     autovacuum_vacuum_scale_factor = 0.05,
     vacuum_truncate = off,
+    toast.vacuum_truncate = off,
     -- Else those of long names are compressed, and a dequeue would decompress the whole row for each of its messages.
     toast_tuple_target = 8160
 );
@@ -516,6 +519,7 @@ CREATE TABLE rotation (
 ) WITH (
     autovacuum_vacuum_scale_factor = 0.05,
     vacuum_truncate = off,
+    toast.vacuum_truncate = off,
     -- Room for versions to come beside each row.
     fillfactor = 50
 );
@@ -541,7 +545,7 @@ CREATE TABLE signal (
     -- All but new messages: a flood of those must hide neither a new limit, nor the end of a lease, nor what comes back.
     urgent      boolean NOT NULL,
     xid         xid8    NOT NULL DEFAULT pg_current_xact_id()
-) WITH (autovacuum_vacuum_scale_factor = 0.05, vacuum_truncate = off);
+) WITH (autovacuum_vacuum_scale_factor = 0.05, vacuum_truncate = off, toast.vacuum_truncate = off);
 
 -- It has no key: without this, a publication FOR ALL TABLES would have the server refuse a dequeue's DELETE.
 ALTER TABLE signal REPLICA IDENTITY FULL;
@@ -577,7 +581,7 @@ CREATE TABLE taken (
     upto   bigint    NOT NULL,
     ids    bigint[]  NOT NULL,
     CONSTRAINT taken_pkey PRIMARY KEY (queue, turn, place)
-) WITH (autovacuum_vacuum_scale_factor = 0.05, vacuum_truncate = off);
+) WITH (autovacuum_vacuum_scale_factor = 0.05, vacuum_truncate = off, toast.vacuum_truncate = off);
 
 -- Sets the policy of a channel, creating its row where there is none. A parameter that is null, as it is when left
 -- out, leaves what is there.
@@ -617,7 +621,8 @@ $$;
 
 REVOKE EXECUTE ON FUNCTION channel_set FROM PUBLIC;
 
--- How many of the messages that a statement has just put into a channel are beyond its max_size; 0 where it has none.
+-- How many of the messages that a statement has just put into a channel are beyond its max_size; 0 where it has none,
+-- or 2147483647, which means none.
 --
 -- Called by message_arrive. Counted are the ready messages of the channel, scheduled ones included, as this transaction
 -- sees them: what others have put in and not yet committed comes on top, so n open transactions that put in k each may
@@ -647,9 +652,10 @@ BEGIN
     IF NOT FOUND THEN
         SELECT q.channel_max_size INTO v_max_size FROM queue q
         WHERE ARRAY[q.name] = ARRAY[v_queue] AND q.channel_max_size IS NOT NULL;
-        IF NOT FOUND THEN
-            RETURN 0;
-        END IF;
+    END IF;
+    -- The greatest integer lifts the queue's default for one channel: counting up to it would read the whole backlog.
+    IF coalesce(v_max_size, 2147483647) = 2147483647 THEN
+        RETURN 0;
     END IF;
     SELECT count(*) INTO v_ready FROM (
         SELECT FROM message m
@@ -837,7 +843,8 @@ BEGIN
     THEN
         RETURN;
     END IF;
-    EXECUTE format('CREATE TABLE %s (LIKE history INCLUDING ALL)', v_path);
+    EXECUTE format('CREATE TABLE %s (LIKE history INCLUDING ALL)'
+        ' WITH (vacuum_truncate = off, toast.vacuum_truncate = off)', v_path);
     FOR v_grant IN
         SELECT format('GRANT %s ON TABLE %s TO %s', a.privilege_type, v_path,
             CASE WHEN a.grantee = 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END)
@@ -1007,7 +1014,8 @@ SELECT history_maintain();
 -- Called by archives. What another feed hasn't read stays. It waits for no lock longer than 100 ms. In READ COMMITTED
 -- only: the rows are counted after they are locked.
 -- Locks: the day's partition, against writers, while the rows are counted; then history, against everybody. A day
--- without a partition is deleted from history_default, which is locked against writers.
+-- without a partition is deleted from history_default, which is locked against writers. A table that was detached from
+-- history stays, as somebody keeps it.
 CREATE FUNCTION history_release(day date, rows bigint, checksum numeric) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path FROM CURRENT
@@ -1029,7 +1037,13 @@ BEGIN
     IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
         RAISE invalid_transaction_state USING MESSAGE = 'history_release needs READ COMMITTED';
     END IF;
-    IF to_regclass(format('%I.%I', current_schema(), v_name)) IS NULL THEN
+    -- As long as it is held, no partition can be detached.
+    LOCK TABLE ONLY history IN ACCESS SHARE MODE;
+    IF NOT EXISTS (
+        SELECT FROM pg_inherits i
+        WHERE i.inhparent = 'history'::regclass
+            AND i.inhrelid = to_regclass(format('%I.%I', current_schema(), v_name)))
+    THEN
         v_name := 'history_default';
     END IF;
     -- With an open completion of that day this waits, as long as it may.
@@ -1659,6 +1673,11 @@ BEGIN
     ELSIF EXISTS (SELECT FROM unnest($6, $7) AS w (dequeue_at, delay) WHERE num_nonnulls(w.dequeue_at, w.delay) = 2) THEN
         RAISE invalid_parameter_value USING MESSAGE = 'only one of dequeue_ats and delays may be given for a message';
     END IF;
+    -- The trigger would say so too, but the index that can't hold so long a name is first.
+    PERFORM message_refuse(n.queue, n.channel, n.key, NULL, NULL, NULL, NULL, NULL)
+    FROM unnest($1, $2, $3) AS n (queue, channel, key)
+    WHERE greatest(char_length(n.queue), char_length(n.channel), char_length(n.key)) > 255
+    LIMIT 1;
     PERFORM check_seconds('delays', w.delay, 0) FROM unnest($7) AS w (delay) WHERE w.delay IS NOT NULL;
     WITH given AS MATERIALIZED (
         SELECT nextval(v_sequence) AS id, unix_ms(clock()) AS now_ms, r.queue, r.channel, r.key, r.payload, r.body,
@@ -2694,7 +2713,9 @@ RETURN hashtextextended(queue, hashtextextended(current_schema(), 720720 + part)
 -- Asks for a notification when the queue gets something to do; returns the name of the channel that it comes through.
 --
 -- Called by workers that are about to wait, in a session of their own; then they commit, dequeue once more, as something
--- may have come in between, and wait. Undone by queue_unlisten or the end of the session; once for each call.
+-- may have come in between, and wait. Undone by queue_unlisten or the end of the session; once for each call. A
+-- rollback undoes the LISTEN but not the lock, so call it in autocommit; after a rollback call queue_unlisten once for
+-- each call that was undone.
 -- Locks: a shared advisory lock of the session, for which nobody waits. It says to queue_notify that somebody listens:
 -- while all workers are busy, enqueueing notifies nobody, and costs nobody the lock on the whole database that
 -- PostgreSQL takes when a transaction commits that has notified.
@@ -3744,8 +3765,9 @@ $$;
 --
 -- Called by scheduler_serve, which holds the turn, when a lease may have ended. The attempt stays counted: a message
 -- that has no more of them becomes a dead letter. After its first failure it has its old place; after others it waits
--- as one that failed does, so that a message which kills its worker gets away from those that were leased with it. The
--- trigger message_moved signals the channels, so that each waits for its place in the rotation like any other.
+-- as one that failed does, so that a message which kills its worker gets away from those that were leased with it. So
+-- does one that should be a dead letter, but can't be one. The trigger message_moved signals the channels, so that each
+-- waits for its place in the rotation like any other.
 -- Locks: the rows it returns to ready or takes out, and the rotation of the queue, which nobody else writes. Rows that
 -- somebody else holds are left for a later call: a completion may be on its way in a long transaction, and the fence
 -- decides afterwards. The longer one has been held, the later that call is, by a sixteenth of that time, 10 minutes at
@@ -3764,7 +3786,9 @@ DECLARE
     v_from timestamptz := $3;
     v_expired integer;
     v_dead bigint[];
+    v_back_at bigint[];
     v_id bigint;
+    v_dequeue_at bigint;
     v_error text;
     v_end timestamptz;
     v_again boolean;
@@ -3781,34 +3805,42 @@ BEGIN
         r.held_from := 'infinity';
         r.held_at := 'infinity';
     END IF;
-    WITH expired AS MATERIALIZED (
-        SELECT m.ctid AS row, m.id, CASE WHEN m.attempt::bigint - m.forgiven < 2 THEN 0
-                ELSE retry_delay(m.attempt::bigint - m.forgiven, m.backoff, q.backoff, q.max_backoff) END AS delay,
+    WITH locked AS MATERIALIZED (
+        SELECT m.ctid AS row, m.id, m.dequeue_at, m.backoff, m.attempt::bigint - m.forgiven AS failures,
             m.attempt::bigint - m.forgiven >= coalesce(m.max_attempts, q.max_attempts, 20) AS is_dead
         FROM message m
         WHERE m.queue = v_queue AND m.leased_until >= v_from AND m.leased_until <= clock
         ORDER BY m.leased_until
         LIMIT max_messages
         FOR UPDATE SKIP LOCKED
+    ), delayed AS MATERIALIZED (
+        SELECT l.*, CASE WHEN l.failures < 2 AND NOT l.is_dead THEN 0
+            ELSE retry_delay(l.failures, l.backoff, q.backoff, q.max_backoff) END AS delay
+        FROM locked l
+    ), expired AS MATERIALIZED (
+        SELECT d.row, d.id, d.is_dead, CASE WHEN d.delay = 0 THEN d.dequeue_at
+            ELSE unix_ms(clock + make_interval(secs => d.delay)) END AS back_at
+        FROM delayed d
     ), back AS (
         UPDATE message m
         SET leased_until = NULL, counted = NULL, error = format('the lease of attempt %s ran out', m.attempt),
-            dequeue_at = CASE WHEN e.delay = 0 THEN m.dequeue_at
-                ELSE unix_ms(clock + make_interval(secs => e.delay)) END
+            dequeue_at = e.back_at
         FROM expired e
         WHERE m.ctid = e.row AND NOT e.is_dead
     )
-    SELECT count(*), array_agg(e.id) FILTER (WHERE e.is_dead) INTO v_expired, v_dead FROM expired e;
+    SELECT count(*), array_agg(e.id) FILTER (WHERE e.is_dead), array_agg(e.back_at) FILTER (WHERE e.is_dead)
+    INTO v_expired, v_dead, v_back_at
+    FROM expired e;
 
     -- One that can't be a dead letter must not keep the others from it; nor, where it waits, the queue for long. It is
     -- put back, and tried again when its next lease has run out.
     IF v_dead IS NOT NULL AND scheduler_bury(v_dead) IS NOT NULL THEN
         v_end := clock_timestamp() + interval '1 second';
-        FOREACH v_id IN ARRAY v_dead LOOP
+        FOR v_id, v_dequeue_at IN SELECT b.id, b.back_at FROM unnest(v_dead, v_back_at) AS b (id, back_at) LOOP
             EXIT WHEN clock_timestamp() > v_end;
             v_error := scheduler_bury(ARRAY[v_id]);
             UPDATE message m
-            SET leased_until = NULL, counted = NULL,
+            SET leased_until = NULL, counted = NULL, dequeue_at = v_dequeue_at,
                 error = format('the lease of attempt %s ran out; no dead letter: %s', m.attempt, v_error)
             WHERE v_error IS NOT NULL AND m.id = v_id;
         END LOOP;

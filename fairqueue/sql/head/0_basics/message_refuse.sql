@@ -1,7 +1,7 @@
 -- Raises the error of a message that isn't valid: it names the field, the value and the limits.
 --
--- Called by message_arrive, message_edit and message_create; takes no lock. The names of constraints in the errors are
--- for programs.
+-- Called by message_arrive, message_edit, message_create and message_create_many; takes no lock. The names of
+-- constraints in the errors are for programs.
 CREATE FUNCTION message_refuse(
     queue text, channel text, key text, payload jsonb, body bytea, cost double precision, max_attempts integer,
     backoff double precision, created_at timestamptz DEFAULT NULL, first_leased_at timestamptz DEFAULT NULL

@@ -21,6 +21,6 @@ CREATE TABLE dead_message (
     first_leased_at  timestamptz,
     died_at          timestamptz      NOT NULL DEFAULT clock(),
     CONSTRAINT dead_message_pkey PRIMARY KEY (id)
-);
+) WITH (vacuum_truncate = off, toast.vacuum_truncate = off);
 
 CREATE INDEX dead_message_channel ON dead_message (queue, channel, id);

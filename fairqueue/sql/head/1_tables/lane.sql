@@ -40,7 +40,7 @@ CREATE TABLE lane (
     -- One row a channel. The tag is part of the key because it grows, but where a plan is taken back: read backwards,
     -- the first entry is the living one, however many dead versions an old snapshot keeps behind it.
     CONSTRAINT lane_pkey PRIMARY KEY (queue, channel, tag)
-) WITH (autovacuum_vacuum_scale_factor = 0.05, vacuum_truncate = off);
+) WITH (autovacuum_vacuum_scale_factor = 0.05, vacuum_truncate = off, toast.vacuum_truncate = off);
 
 CREATE INDEX lane_ready ON lane (queue, tag, since) WHERE due = 0;
 CREATE INDEX lane_waiting ON lane (queue, due) WHERE due > 0;

@@ -34,7 +34,8 @@ CREATE TABLE message (
     created_at       timestamptz      NOT NULL DEFAULT clock(),
     -- What the columns may hold is checked by message_valid.
     CONSTRAINT message_pkey PRIMARY KEY (id)
--- To give back space at its end, VACUUM would lock the table against everybody; so likewise of what dequeues write.
+-- To give back space at its end, VACUUM would lock the table against everybody; so likewise of what dequeues and
+-- completions write.
 ) WITH (vacuum_truncate = off, toast.vacuum_truncate = off);
 
 -- A channel's ready messages in their order: what a dequeue probes, from the lane's head on.

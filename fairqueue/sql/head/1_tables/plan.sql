@@ -20,6 +20,7 @@ CREATE TABLE plan (
 ) WITH (
     autovacuum_vacuum_scale_factor = 0.05,
     vacuum_truncate = off,
+    toast.vacuum_truncate = off,
     -- Else those of long names are compressed, and a dequeue would decompress the whole row for each of its messages.
     toast_tuple_target = 8160
 );

@@ -64,6 +64,7 @@ CREATE TABLE rotation (
 ) WITH (
     autovacuum_vacuum_scale_factor = 0.05,
     vacuum_truncate = off,
+    toast.vacuum_truncate = off,
     -- Room for versions to come beside each row.
     fillfactor = 50
 );

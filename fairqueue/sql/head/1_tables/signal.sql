@@ -19,7 +19,7 @@ CREATE TABLE signal (
     -- All but new messages: a flood of those must hide neither a new limit, nor the end of a lease, nor what comes back.
     urgent      boolean NOT NULL,
     xid         xid8    NOT NULL DEFAULT pg_current_xact_id()
-) WITH (autovacuum_vacuum_scale_factor = 0.05, vacuum_truncate = off);
+) WITH (autovacuum_vacuum_scale_factor = 0.05, vacuum_truncate = off, toast.vacuum_truncate = off);
 
 -- It has no key: without this, a publication FOR ALL TABLES would have the server refuse a dequeue's DELETE.
 ALTER TABLE signal REPLICA IDENTITY FULL;

@@ -12,4 +12,4 @@ CREATE TABLE taken (
     upto   bigint    NOT NULL,
     ids    bigint[]  NOT NULL,
     CONSTRAINT taken_pkey PRIMARY KEY (queue, turn, place)
-) WITH (autovacuum_vacuum_scale_factor = 0.05, vacuum_truncate = off);
+) WITH (autovacuum_vacuum_scale_factor = 0.05, vacuum_truncate = off, toast.vacuum_truncate = off);

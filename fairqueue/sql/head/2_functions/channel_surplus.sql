@@ -1,4 +1,5 @@
--- How many of the messages that a statement has just put into a channel are beyond its max_size; 0 where it has none.
+-- How many of the messages that a statement has just put into a channel are beyond its max_size; 0 where it has none,
+-- or 2147483647, which means none.
 --
 -- Called by message_arrive. Counted are the ready messages of the channel, scheduled ones included, as this transaction
 -- sees them: what others have put in and not yet committed comes on top, so n open transactions that put in k each may
@@ -28,9 +29,10 @@ BEGIN
     IF NOT FOUND THEN
         SELECT q.channel_max_size INTO v_max_size FROM queue q
         WHERE ARRAY[q.name] = ARRAY[v_queue] AND q.channel_max_size IS NOT NULL;
-        IF NOT FOUND THEN
-            RETURN 0;
-        END IF;
+    END IF;
+    -- The greatest integer lifts the queue's default for one channel: counting up to it would read the whole backlog.
+    IF coalesce(v_max_size, 2147483647) = 2147483647 THEN
+        RETURN 0;
     END IF;
     SELECT count(*) INTO v_ready FROM (
         SELECT FROM message m

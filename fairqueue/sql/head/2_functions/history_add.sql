@@ -37,7 +37,8 @@ BEGIN
     THEN
         RETURN;
     END IF;
-    EXECUTE format('CREATE TABLE %s (LIKE history INCLUDING ALL)', v_path);
+    EXECUTE format('CREATE TABLE %s (LIKE history INCLUDING ALL)'
+        ' WITH (vacuum_truncate = off, toast.vacuum_truncate = off)', v_path);
     FOR v_grant IN
         SELECT format('GRANT %s ON TABLE %s TO %s', a.privilege_type, v_path,
             CASE WHEN a.grantee = 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END)

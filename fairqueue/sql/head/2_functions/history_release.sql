@@ -4,7 +4,8 @@
 -- Called by archives. What another feed hasn't read stays. It waits for no lock longer than 100 ms. In READ COMMITTED
 -- only: the rows are counted after they are locked.
 -- Locks: the day's partition, against writers, while the rows are counted; then history, against everybody. A day
--- without a partition is deleted from history_default, which is locked against writers.
+-- without a partition is deleted from history_default, which is locked against writers. A table that was detached from
+-- history stays, as somebody keeps it.
 CREATE FUNCTION history_release(day date, rows bigint, checksum numeric) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path FROM CURRENT
@@ -26,7 +27,13 @@ BEGIN
     IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
         RAISE invalid_transaction_state USING MESSAGE = 'history_release needs READ COMMITTED';
     END IF;
-    IF to_regclass(format('%I.%I', current_schema(), v_name)) IS NULL THEN
+    -- As long as it is held, no partition can be detached.
+    LOCK TABLE ONLY history IN ACCESS SHARE MODE;
+    IF NOT EXISTS (
+        SELECT FROM pg_inherits i
+        WHERE i.inhparent = 'history'::regclass
+            AND i.inhrelid = to_regclass(format('%I.%I', current_schema(), v_name)))
+    THEN
         v_name := 'history_default';
     END IF;
     -- With an open completion of that day this waits, as long as it may.

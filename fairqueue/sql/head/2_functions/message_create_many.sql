@@ -37,6 +37,11 @@ BEGIN
     ELSIF EXISTS (SELECT FROM unnest($6, $7) AS w (dequeue_at, delay) WHERE num_nonnulls(w.dequeue_at, w.delay) = 2) THEN
         RAISE invalid_parameter_value USING MESSAGE = 'only one of dequeue_ats and delays may be given for a message';
     END IF;
+    -- The trigger would say so too, but the index that can't hold so long a name is first.
+    PERFORM message_refuse(n.queue, n.channel, n.key, NULL, NULL, NULL, NULL, NULL)
+    FROM unnest($1, $2, $3) AS n (queue, channel, key)
+    WHERE greatest(char_length(n.queue), char_length(n.channel), char_length(n.key)) > 255
+    LIMIT 1;
     PERFORM check_seconds('delays', w.delay, 0) FROM unnest($7) AS w (delay) WHERE w.delay IS NOT NULL;
     WITH given AS MATERIALIZED (
         SELECT nextval(v_sequence) AS id, unix_ms(clock()) AS now_ms, r.queue, r.channel, r.key, r.payload, r.body,

@@ -1,7 +1,9 @@
 -- Asks for a notification when the queue gets something to do; returns the name of the channel that it comes through.
 --
 -- Called by workers that are about to wait, in a session of their own; then they commit, dequeue once more, as something
--- may have come in between, and wait. Undone by queue_unlisten or the end of the session; once for each call.
+-- may have come in between, and wait. Undone by queue_unlisten or the end of the session; once for each call. A
+-- rollback undoes the LISTEN but not the lock, so call it in autocommit; after a rollback call queue_unlisten once for
+-- each call that was undone.
 -- Locks: a shared advisory lock of the session, for which nobody waits. It says to queue_notify that somebody listens:
 -- while all workers are busy, enqueueing notifies nobody, and costs nobody the lock on the whole database that
 -- PostgreSQL takes when a transaction commits that has notified.
