@@ -81,7 +81,7 @@ from fairqueue.models import Message, TypedMessage
 from fairqueue.models.messages import check_message_type
 from fairqueue.schema import check_dialect
 
-from .database import CLOSING, backoff, in_a_line
+from .database import CLOSING, backoff, in_a_line, place
 from .decisions import Cancel, DeadLetter, Decision, Defer, Retry, apply
 from .handlers import Errors, Handled, Handler
 from .running import Run
@@ -263,10 +263,16 @@ class Worker:
 
     async def _look(self, run: Run) -> None:
         """Wait for the database; and for its schema and rights, if whoever started the worker waits no more."""
+
+        def lost() -> None:
+            if not run.begun:
+                log.warning("%s hasn't reached its database yet: %s", self.name, place(self.engine.url))
+            run.begin()
+
         failures = 0
         while True:
             try:
-                await run.database.insist("look at the schema", run.database.look, patience=1, lost=run.begin)
+                await run.database.insist("look at the schema", run.database.look, patience=1, lost=lost)
                 check_isolation(self, run.handler)
                 return
             except (SchemaVersionError, SQLAlchemyError) as error:
