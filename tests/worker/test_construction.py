@@ -132,7 +132,7 @@ def test_who_gets_a_session() -> None:
         assert Handler(function).takes_session == expected, function
 
 
-@pytest.mark.skipif(sys.version_info < (3, 14), reason="where it is made a function has its types looked up")
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="before, types are evaluated with the def")
 def test_types_that_are_imported_for_type_checkers_only() -> None:
     """Nobody needs them to call it; what a session is by its type is still seen by its name."""
 
