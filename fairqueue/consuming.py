@@ -48,7 +48,7 @@ is SERIALIZABLE, if others enqueue at the same time; try it again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, overload
@@ -74,7 +74,7 @@ from typing_extensions import TypeVar
 from ._checks import check_count, check_flag, check_name, check_seconds
 from ._functions import SchemaFunction
 from .errors import InvalidValue
-from .leases import LeasedMessage, Leases, Messages, Outcome, lease_arrays, message_ids
+from .leases import LeasedMessage, Leases, Messages, Outcome, is_lease, lease_arrays, listed, message_ids
 from .models import Message, TypedMessage
 from .models.messages import check_message_type
 from .payloads import Unread, json_text, lazily
@@ -235,23 +235,23 @@ def heartbeat(leases: Leases, *, lease: float | timedelta = 30) -> Results:
     return _results("message_heartbeat", *lease_arrays(leases), cast(check_seconds("lease", lease, 0.001), Double))
 
 
-def cancel(messages: Messages, error: str | BaseException | None = None) -> Results:
+def cancel(messages: Messages | Leases, error: str | BaseException | None = None) -> Results:
     """Take messages out of the queue for good.
 
     An id or a :class:`fairqueue.Message` means the message, ready or leased; who works on it learns that at the next
-    heartbeat or completion. A :class:`LeasedMessage` means its lease, as for :func:`complete`: what has become somebody
-    else's stays. Results: ``"cancelled"``, ``"not_found"``, of a lease ``"stale"``, too.
+    heartbeat or completion. A :class:`LeasedMessage` or a pair of (id, attempt) means a lease, as for :func:`complete`:
+    what has become somebody else's stays. Results: ``"cancelled"``, ``"not_found"``, of a lease ``"stale"``, too.
 
-    :param messages: one of these, or any number, but leases not among others.
+    :param messages: one of these, or any number, but leases not among others; two ids in a list, as a tuple is a pair.
     :param error: why; kept in history.
     :raises InvalidValue: for what is none, for leases among others, and for a message that isn't flushed.
     """
-    given = list(messages) if isinstance(messages, Iterable) else [messages]
-    leases = [each for each in given if isinstance(each, LeasedMessage)]
+    given: list[Any] = listed(messages)
+    leases = [each for each in given if is_lease(each)]
     if leases and len(leases) < len(given):
         raise InvalidValue(
-            f"messages must be all LeasedMessages or none of them, but {len(leases)} of {len(given)} are: cancel these"
-            " by themselves"
+            f"messages must be all leases or none of them, but {len(leases)} of {len(given)} are: cancel these by"
+            " themselves"
         )
     ids, attempts = (
         lease_arrays(leases) if leases else (cast(message_ids(given), ARRAY(BigInteger)), cast(None, ARRAY(Integer)))

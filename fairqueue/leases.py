@@ -16,11 +16,11 @@ statements that end leases::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Generic
+from typing import Any, Generic, TypeGuard
 from typing import cast as cast_type
 
 from sqlalchemy import ARRAY, BigInteger, Integer, cast, inspect
@@ -31,7 +31,18 @@ from ._checks import check_count, is_whole
 from .errors import InvalidValue
 from .models import DeadMessage, TypedMessage
 
-__all__ = ["Lease", "LeasedMessage", "Leases", "Messages", "OneMessage", "Outcome", "lease_arrays", "message_ids"]
+__all__ = [
+    "Lease",
+    "LeasedMessage",
+    "Leases",
+    "Messages",
+    "OneMessage",
+    "Outcome",
+    "is_lease",
+    "lease_arrays",
+    "listed",
+    "message_ids",
+]
 
 P = TypeVar("P", default=Any)
 
@@ -116,7 +127,7 @@ Messages = OneMessage | Iterable[OneMessage]
 
 def lease_arrays(leases: Leases) -> tuple[Any, Any]:
     """The ids and the attempts of one lease or any number, as SQL arrays."""
-    pairs = [_pair(lease) for lease in _each(leases)]
+    pairs = [_pair(lease) for lease in listed(leases)]
     return (
         cast([id_ for id_, _ in pairs], ARRAY(BigInteger)),
         cast([attempt for _, attempt in pairs], ARRAY(Integer)),
@@ -128,11 +139,16 @@ def message_ids(messages: Messages) -> list[int]:
     return [_id(message) for message in (messages if isinstance(messages, Iterable) else [messages])]
 
 
-def _each(given: object) -> Iterable[object]:
-    """The leases of a call, which takes one or any number."""
+def listed(given: object) -> list[object]:
+    """What a call is about, which takes one lease, or whatever else, or any number."""
     if not isinstance(given, Iterable) or (isinstance(given, tuple) and any(map(is_whole, given))):
         return [given]
-    return given
+    return [*given]
+
+
+def is_lease(value: object) -> TypeGuard[Lease]:
+    """Whether it is meant for one: a :class:`LeasedMessage`, or a pair, which may be a row's."""
+    return isinstance(value, LeasedMessage | Sequence) and not isinstance(value, str)
 
 
 def _pair(lease: object) -> tuple[int, int]:

@@ -92,17 +92,34 @@ def json_text(value: Any, field: str) -> str:
     return encoded
 
 
-def _culprit(path: str, value: Any) -> tuple[str, str]:
-    """Which part of a value JSON has no form for, and what that is: itself, or a key."""
-    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
-    for key, part in parts:
-        if not isinstance(key, str | int | float | None):
-            return f"a key of {path}", f"{type(key).__name__} {reprlib.repr(key)}"
-        try:
-            json.dumps(part)
-        except (TypeError, ValueError, RecursionError):
-            return _culprit(f"{path}[{key!r}]", part)
-    return path, f"{type(value).__name__} {reprlib.repr(value)}"
+def _culprit(field: str, value: Any) -> tuple[str, str]:
+    """The first part of a value that JSON has no form for, and what that is: itself, or a key."""
+    keys: list[Any] = []
+    # Not by recursion: json.dumps() may go deeper than Python's own frames can.
+    levels: list[Iterator[tuple[Any, Any]]] = [iter([(field, value)])]
+    while levels:
+        for key, part in levels[-1]:
+            if not isinstance(key, str | int | float | None):
+                return f"a key of {_path(*keys)}", _named(key)
+            if isinstance(part, dict | list | tuple):
+                keys.append(key)
+                levels.append(iter(part.items() if isinstance(part, dict) else enumerate(part)))
+                break
+            if not isinstance(part, str | int | float | None):
+                return _path(*keys, key), _named(part)
+        else:
+            levels.pop()
+            del keys[-1:]
+    return field, _named(value)
+
+
+def _path(field: str, *keys: Any) -> str:
+    path = "".join([field, *(f"[{key!r}]" for key in keys)])
+    return path if len(path) <= 1000 else f"{path[:500]}...{path[-500:]}"
+
+
+def _named(value: Any) -> str:
+    return f"{type(value).__name__} {reprlib.repr(value)}"
 
 
 def check_body(value: Any) -> bytes | None:

@@ -26,6 +26,7 @@ from sqlalchemy import BigInteger, Boolean, DateTime, Double, Integer, Text, cas
 from ._checks import check_end, check_name
 from ._functions import SchemaFunction
 from .errors import InvalidValue
+from .models.policies import UNSET
 
 if TYPE_CHECKING:
     from sqlalchemy import Select
@@ -33,11 +34,11 @@ if TYPE_CHECKING:
 __all__ = ["pause", "resume"]
 
 
-def pause(*, queue: str | None = None, channel: str | None = None, until: datetime | None = None) -> Select[None]:
+def pause(*, queue: str = UNSET, channel: str = UNSET, until: datetime | None = None) -> Select[None]:
     """Serve nothing more of a channel, or of a whole queue, which has to be named then.
 
-    :param queue: the queue, also that of the channel; None: of the channel it is ``"default"``.
-    :param channel: its name; None is no channel, and so the whole queue.
+    :param queue: the queue, or that of the channel, ``"default"`` unless given.
+    :param channel: its name; left out, it is the whole queue, but None is refused.
     :param until: when it goes on by itself, a datetime with a time zone; None: when it is resumed. A pause that is on
         gets this end.
     :raises InvalidValue: naming the parameter, or if neither queue nor channel is given.
@@ -45,22 +46,22 @@ def pause(*, queue: str | None = None, channel: str | None = None, until: dateti
     return _set_pause(queue, channel, True, None if until is None else check_end("until", until))
 
 
-def resume(*, queue: str | None = None, channel: str | None = None) -> Select[None]:
+def resume(*, queue: str = UNSET, channel: str = UNSET) -> Select[None]:
     """End the pause of a channel, or that of a queue. Channels that are paused themselves stay so.
 
-    :param queue: the queue, also that of the channel; None: of the channel it is ``"default"``.
-    :param channel: its name; None is no channel, and so the queue.
+    :param queue: the queue, or that of the channel, ``"default"`` unless given.
+    :param channel: its name; left out, it is the queue, but None is refused.
     :raises InvalidValue: naming the parameter, or if neither queue nor channel is given.
     """
     return _set_pause(queue, channel, False, None)
 
 
-def _set_pause(queue: str | None, channel: str | None, paused: bool, until: datetime | None) -> Select[None]:
-    if queue is None and channel is None:  # a tenant's name that is missing by mistake must not pause everybody
+def _set_pause(queue: str, channel: str, paused: bool, until: datetime | None) -> Select[None]:
+    if queue is UNSET and channel is UNSET:
         raise InvalidValue("one of queue and channel must be given: a queue by itself stands for all of its channels")
     pausing = (cast(paused, Boolean), cast(until, DateTime(timezone=True)))
-    name = cast(check_name("queue", "default" if queue is None else queue), Text)
-    if channel is None:
+    name = cast(check_name("queue", "default" if queue is UNSET else queue), Text)
+    if channel is UNSET:  # not None: a tenant's name that is missing by mistake must not pause everybody
         return select(SchemaFunction("queue_set", name, cast(None, Integer), *pausing))
     # weight, max_concurrency, release_interval_ms, burst, max_size, overflow: as they are
     others = [cast(None, type_) for type_ in (Double, Integer, BigInteger, Integer, Integer, Text)]

@@ -86,6 +86,11 @@ class Place:
         """The key of its policy."""
         return {"name": self.queue} if self.channel is None else {"queue": self.queue, "name": self.channel}
 
+    @property
+    def names(self) -> dict[str, str]:
+        """What ``pause()`` and ``resume()`` are given of it."""
+        return {"queue": self.queue} if self.channel is None else {"queue": self.queue, "channel": self.channel}
+
 
 class _Value(click.ParamType):  # type: ignore[type-arg, unused-ignore]
     """A number or a word, or ``default``. What is in range is for the model to say."""
@@ -214,7 +219,7 @@ def pause_policy(target: Target, place: Place, until: datetime | None, for_: tim
             if for_ is not None:
                 problem = "--for must be longer than 0"
             raise Invalid(f"{problem}; `{target.command} {place.group} resume` ends a pause")
-        session.execute(pause(queue=place.queue, channel=place.channel, until=until))
+        session.execute(pause(**place.names, until=until))
         session.commit()
     echo(f"{place} is paused{f' until {moment(until)}' if until else ''}.")
 
@@ -224,7 +229,7 @@ def resume_policy(target: Target, place: Place) -> None:
 
     from fairqueue.policies import resume
 
-    statement = resume(queue=place.queue, channel=place.channel)  # before the look at the database: it checks the names
+    statement = resume(**place.names)  # before the look at the database: it checks the names
     with target.session() as session:
         if not session.scalar(select(place.model.paused).filter_by(**place.key)):
             raise Failed(f"{place} is not paused")

@@ -14,8 +14,11 @@ import subprocess
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 
 from fairqueue._backoff import backoff
+from fairqueue._signals import stops
 
 from .signals import handled
 
@@ -30,18 +33,18 @@ _SETTLED = 60.0
 
 
 def supervise(command: Sequence[str], processes: int) -> int:
-    """Keep so many processes of ``command`` running until SIGTERM or SIGINT; returns the worst of their last codes.
+    """Keep so many processes of ``command`` running until it is to stop; returns the worst of their last codes.
 
     However one ends, it is replaced: with 0, too, as when somebody has told it alone to stop. Only where the command
     line is wrong (2) from the first no other one is started.
     """
     slots = [_Slot(command) for _ in range(processes)]
 
-    def stop(*_: object) -> None:
+    def stop(number: int, _: object) -> None:
         for slot in slots:
-            slot.stop()
+            slot.stop(again=number != signal.SIGHUP)  # of which a closed terminal sends two by itself
 
-    with handled(stop, signal.SIGTERM, signal.SIGINT):
+    with handled(stop, *stops()):
         for slot in slots:
             slot.thread.start()
         for slot in slots:
@@ -56,22 +59,27 @@ class _Slot:
         self.command = command
         self.code = 0
         self.thread = threading.Thread(target=self._run)
-        self._stopping = threading.Event()
+        self._stopping = False
+        # Ends a pause. Not an Event: a second signal, which may come in the middle of a set(), would wait for its lock.
+        self._stopped: SimpleQueue[None] = SimpleQueue()
         # Of the process: between the decision to start one and the moment when it can be told to stop. Reentrant as
         # a signal may come at any time, also while one is being handled.
         self._lock = threading.RLock()
         self._process: subprocess.Popen[bytes] | None = None
 
-    def stop(self) -> None:
-        """Tell it to stop, and start no other; again: tell it again, which has it not wait for its handlers."""
-        self._stopping.set()
+    def stop(self, *, again: bool = True) -> None:
+        """Tell it to stop, and start no other; if ``again``, also a second time: not to wait for its handlers."""
+        if self._stopping and not again:
+            return
+        self._stopping = True
+        self._stopped.put(None)
         with self._lock:
             if self._process is not None:
                 self._process.terminate()
 
     def _run(self) -> None:
         troubles, has_settled = 0, False
-        while not self._stopping.is_set():
+        while True:
             began = time.monotonic()
             try:
                 process = self._start()
@@ -85,9 +93,9 @@ class _Slot:
                 assert process.stdin is not None
                 process.stdin.close()
                 # Killed by our signal before it could heed it: it had nothing in hand.
-                stopped = self._stopping.is_set() and code == -signal.SIGTERM
+                stopped = self._stopping and code == -signal.SIGTERM
                 self.code = 0 if stopped else code if code >= 0 else 128 - code
-                if self._stopping.is_set():
+                if self._stopping:
                     return
                 what = f"{process.pid} {_words(code)}"
             settled = time.monotonic() - began > _SETTLED
@@ -99,11 +107,12 @@ class _Slot:
                 return
             pause = _pause(troubles)
             log.warning("worker process %s; another one in %.1f s", what, pause)
-            self._stopping.wait(pause)
+            with suppress(Empty):
+                self._stopped.get(timeout=pause)
 
     def _start(self) -> subprocess.Popen[bytes] | None:
         with self._lock:
-            if self._stopping.is_set():
+            if self._stopping:
                 return None
             self._process = subprocess.Popen(self.command, stdin=subprocess.PIPE, start_new_session=True)
             return self._process

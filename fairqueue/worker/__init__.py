@@ -38,8 +38,9 @@ any more. A handler can return or raise :class:`Retry`, :class:`DeadLetter`, :cl
 Neither waits for a database that can't be reached: the worker goes on trying, and says so in the log. Give the engine
 time limits, as drivers are patient with a host that doesn't answer: ``connect_timeout``, and those in docs/workers.md.
 
-**When it stops.** On SIGTERM or SIGINT it takes on nothing more and finishes what it has, for ``grace`` seconds at
-most; then it hands the rest back, with no attempt used up. :meth:`Worker.run` returns 0 if all were finished, 3 if not.
+**When it stops.** On SIGTERM, SIGINT or SIGHUP it takes on nothing more and finishes what it has, for ``grace``
+seconds at most; then it hands the rest back, with no attempt used up. :meth:`Worker.run` returns 0 if all were
+finished, 3 if not.
 
 **What it sends.** While it has free slots and finds nothing to do, it looks each ``poll`` seconds, and when the
 database notifies it. It asks for notifications only then: a busy worker costs producers nothing. Its leases and
@@ -74,12 +75,13 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_scoped_sessi
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from fairqueue._checks import check_count, check_flag, check_name, check_seconds
+from fairqueue._signals import stops
 from fairqueue.errors import FairqueueError, InvalidValue, SchemaVersionError
 from fairqueue.models import Message, TypedMessage
 from fairqueue.models.messages import check_message_type
 from fairqueue.schema import check_dialect
 
-from .database import CLOSING, backoff, in_a_line
+from .database import CLOSING, backoff, in_a_line, place
 from .decisions import Cancel, DeadLetter, Decision, Defer, Retry, apply
 from .handlers import Errors, Handled, Handler
 from .running import Run
@@ -220,7 +222,7 @@ class Worker:
         return handler.function
 
     def run(self) -> int:
-        """Work until SIGTERM or SIGINT. Returns the exit code: 0, or 3 if messages were handed back unfinished.
+        """Work until SIGTERM, SIGINT or SIGHUP. Returns the exit code: 0, or 3 if messages were handed back unfinished.
 
         :raises SchemaVersionError: if fairqueue isn't installed, or in another version.
         :raises FairqueueError: if it has no handler, or is running already.
@@ -261,10 +263,16 @@ class Worker:
 
     async def _look(self, run: Run) -> None:
         """Wait for the database; and for its schema and rights, if whoever started the worker waits no more."""
+
+        def lost() -> None:
+            if not run.begun:
+                log.warning("%s hasn't reached its database yet: %s", self.name, place(self.engine.url))
+            run.begin()
+
         failures = 0
         while True:
             try:
-                await run.database.insist("look at the schema", run.database.look, patience=1, lost=run.begin)
+                await run.database.insist("look at the schema", run.database.look, patience=1, lost=lost)
                 check_isolation(self, run.handler)
                 return
             except (SchemaVersionError, SQLAlchemyError) as error:
@@ -330,7 +338,9 @@ class _Started(TaskStatus[None]):
 
 
 def run(*workers: Worker) -> int:
-    """Run workers in this process until SIGTERM or SIGINT; a second one doesn't wait for handlers.
+    """Run workers in this process until SIGTERM, SIGINT or SIGHUP; a second one of the first two hurries them.
+
+    SIGHUP, of a closed terminal, keeps what else it means: ignored as by nohup, or handled by the program.
 
     :returns: the exit code: 0, or 3 if messages were handed back unfinished.
     :raises SchemaVersionError: as :meth:`Worker.run`, also all else, when the others have finished what they have.
@@ -340,11 +350,12 @@ def run(*workers: Worker) -> int:
 
 async def _run_all(workers: Sequence[Worker]) -> int:
     async def obey(signals: AsyncIterator[signal.Signals]) -> None:
-        async for _ in signals:
+        async for number in signals:
             for worker in workers:
-                worker.stop()
+                # A closed terminal sends two by itself: its shell's, and the system's.
+                worker._stop(hurry=number != signal.SIGHUP)
 
-    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+    with anyio.open_signal_receiver(*stops()) as signals:
         obeying = asyncio.create_task(obey(signals))
         running = [asyncio.create_task(worker.run_async()) for worker in workers]
         try:

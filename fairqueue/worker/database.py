@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import anyio
-from sqlalchemy import Engine, func, text
+from sqlalchemy import URL, Engine, func, text
 from sqlalchemy.exc import (
     ArgumentError,
     CompileError,
@@ -36,7 +36,7 @@ from fairqueue.schema import verify
 
 from .threads import Threads
 
-__all__ = ["CLOSING", "LONGEST", "Database", "backoff", "not_durable"]
+__all__ = ["CLOSING", "LONGEST", "Database", "backoff", "in_a_line", "not_durable", "place"]
 
 T = TypeVar("T")
 
@@ -182,6 +182,15 @@ def in_a_line(error: BaseException) -> str:
     """The error without the statement and its parameters."""
     cause: Any = error.orig if isinstance(error, DBAPIError) and error.orig else error
     return f"{type(cause).__name__}: {' '.join(str(cause).split())}"
+
+
+def place(url: URL) -> str:
+    """Where it leads to, for the log; without more of it, as a password may be anywhere else."""
+    parts = {"host": url.host, "port": url.port, "dbname": url.database, "user": url.username}
+    if "@" in f"{url.host} {url.database}":
+        return "its URL has an @ in the password, or behind it: write %40"  # and don't show what follows
+    said = {name: value or url.query.get(name) for name, value in parts.items()}
+    return ", ".join(f"{name} {value}" for name, value in said.items() if value) or "where its driver looks by default"
 
 
 def _connect(session: Session, level: str) -> None:

@@ -13,10 +13,12 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from sqlalchemy import event
@@ -27,6 +29,14 @@ from fairqueue.errors import InvalidValue
 from fairqueue.leases import LeasedMessage, Outcome
 
 from .decisions import COMPLETE, Cancel, DeadLetter, Decision, Retry, apply
+
+if sys.version_info >= (3, 14):
+    from annotationlib import Format
+
+    # As text: what they name may be imported for type checkers only, and from 3.14 on it is looked up when asked for.
+    _signature = partial(inspect.signature, annotation_format=Format.STRING)
+else:
+    _signature = inspect.signature
 
 __all__ = ["Errors", "Handled", "Handler", "UnreadablePayload"]
 
@@ -243,7 +253,7 @@ def _takes_session(function: Callable[..., Any]) -> bool:
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise InvalidValue(f"a handler must be a function that returns, not {function!r}, which yields")
     try:
-        signature = inspect.signature(function)
+        signature = _signature(function)
     except (TypeError, ValueError) as error:
         raise InvalidValue(f"a handler must be a function of (message) or (message, session): {error}") from None
     for arguments in (2, 1):

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from fairqueue.consuming import heartbeat
 from fairqueue.leases import Outcome
 
-from .database import Database, not_durable
+from .database import LONGEST, Database, not_durable
 from .jobs import Job
 
 __all__ = ["Heart"]
@@ -48,9 +48,10 @@ class Heart:
         self.lost = lost
 
     async def beat(self) -> None:
-        longest = self.lease / 3  # also while the database is away: who comes too late finds the leases over
+        pause = self.lease / 3
+        longest = min(pause, LONGEST)  # while the database is away: who comes too late finds the leases over
         while True:
-            await anyio.sleep(longest)
+            await anyio.sleep(pause)
             if self.jobs:
                 self.let_go(await self.database.insist("extend leases", self.extend, alone=True, longest=longest) or [])
 

@@ -148,7 +148,8 @@ class Run:
     async def __call__(self) -> int:
         """Work until stopped. Returns how many messages were handed back unfinished."""
         worker = self.worker
-        log.info("%s works on queue %r, %d at a time", worker.name, worker.queue, worker.concurrency)
+        if not self.stopping.is_set():
+            log.info("%s works on queue %r, %d at a time", worker.name, worker.queue, worker.concurrency)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.reporter.run)
             tasks.start_soon(self.heart.beat)

@@ -95,6 +95,6 @@ def _bind_of(factory: object) -> object:
 
 
 def _told(factory: object) -> dict[str, Any]:
-    """What a sessionmaker makes its sessions with; other factories don't tell."""
-    told: dict[str, Any] = getattr(factory, "kw", {})
+    """What a sessionmaker makes its sessions with, also within a scope; other factories don't tell."""
+    told: dict[str, Any] = getattr(getattr(factory, "session_factory", factory), "kw", {})
     return told

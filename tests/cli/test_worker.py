@@ -7,8 +7,10 @@ import secrets
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -46,6 +48,12 @@ async def work_too(message):
 """
 
 
+def _heed_signals() -> None:
+    """A shell's background job ignores Ctrl-C, and with nohup its end, and so would it if the tests ran in one."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 class Program:
     """``fairqueue worker`` in a folder with a module, and what it says."""
 
@@ -71,8 +79,7 @@ class Program:
                 env=self.environment,
                 stdout=log,
                 stderr=log,
-                # A shell's background job ignores Ctrl-C, and so would it if the tests ran in one.
-                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
+                preexec_fn=_heed_signals,  # noqa: PLW1509
             ) as process,
         ):
             try:
@@ -170,6 +177,56 @@ def test_the_processes_end_with_a_parent_that_is_killed(program: Program, sessio
         process.kill()
         acts.wait_until(lambda: not any(map(alive, pids)))
     assert program.said().count("has stopped; handed back unfinished: 0") == 2
+
+
+def test_the_processes_end_before_their_parent_when_the_terminal_is_closed(program: Program, session: Session) -> None:
+    acts.put(session, "acme", 3)
+    with program.running("shop.jobs:app", "--processes", "2") as process:
+        acts.wait_until(lambda: len(program.workers()) == 2 and left(session) == 0)
+        pids = program.workers()
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(30) == 0
+        assert not any(map(alive, pids))
+    assert program.said().count("has stopped; handed back unfinished: 0") == 2
+
+
+def test_a_signal_while_another_one_is_handled() -> None:
+    """Wherever it has got to."""
+    slot = processes._Slot(["sleep", "60"])
+    interrupted = 0
+
+    def interrupt(_: object, what: str, __: object) -> Any:
+        nonlocal interrupted
+        if what == "line":
+            interrupted += 1
+            slot.stop()
+        return interrupt
+
+    def stop() -> None:
+        sys.settrace(interrupt)
+        slot.stop()
+        sys.settrace(None)
+
+    stopping = threading.Thread(target=stop, daemon=True)
+    stopping.start()
+    stopping.join(10)
+    assert not stopping.is_alive()
+    assert interrupted > 1
+
+
+def test_a_process_is_not_told_again_by_a_terminal(tmp_path: Path) -> None:
+    """Its shell sends a signal, and the system: the second one would have it not wait for its handlers."""
+    heeds = f"trap 'echo . >> {tmp_path}/told' TERM; touch {tmp_path}/ready"
+    slot = processes._Slot(["sh", "-c", f"{heeds}; until [ -e {tmp_path}/end ]; do sleep 0.01; done"])
+    slot.thread.start()
+    acts.wait_until((tmp_path / "ready").exists)
+    slot.stop(again=False)
+    acts.wait_until((tmp_path / "told").exists)
+    slot.stop(again=False)
+    (tmp_path / "end").touch()
+    slot.thread.join(30)
+    assert not slot.thread.is_alive()
+    assert (tmp_path / "told").read_text() == ".\n"
 
 
 @pytest.fixture

@@ -330,3 +330,17 @@ def test_what_json_has_no_form_for_is_named(payload: Any, said: str, session: Se
     with pytest.raises(fq.InvalidValue) as refused:
         fq.defer((1, 1), state=[{1}])
     assert str(refused.value) == f"state {takes} state[0] is not: set {{1}}; {way_out}"
+
+
+def test_what_json_has_no_form_for_is_named_however_deep_it_is() -> None:
+    """From Python 3.12 on json.dumps() gets there, where functions of Python's can't; how far depends on that."""
+    payload: Any = {1, 2}
+    for _ in range(1200):
+        payload = [payload]
+    with pytest.raises(fq.InvalidValue, match=r"^payload ") as refused:
+        payloads.json_text(payload, "payload")
+    assert len(str(refused.value)) < 1500
+    for _ in range(100_000):
+        payload = [{}, [], "", 1, payload]
+    where, what = payloads._culprit("payload", payload)
+    assert (where[:20], where[-6:], what) == ("payload[4][4][4][4][", "[0][0]", "set {1, 2}")

@@ -105,10 +105,12 @@ class TestPolicies:
         statements: list[Callable[..., object]] = [fq.pause, fq.resume]
         for statement in statements:
             for field in ("queue", "channel"):
-                # A name that is missing must not stop everybody.
-                said = "one of queue and channel must be given: " if name is None else f"{field} (must|holds)"
-                with pytest.raises(fq.InvalidValue, match=f"^{said}"):
-                    statement(**{field: name})
+                # A name that is missing by mistake must not stop everybody, in whichever queue.
+                for other in ({}, {"queue": "transcode", "channel": "acme"}):
+                    with pytest.raises(fq.InvalidValue, match=f"^{field} (must|holds)"):
+                        statement(**{**other, field: name})
+            with pytest.raises(fq.InvalidValue, match=r"^one of queue and channel must be given: "):
+                statement()
 
     @pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
     def test_names(self, name: Any) -> None:

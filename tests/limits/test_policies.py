@@ -220,14 +220,14 @@ class TestPause:
         self.do(session, fq.resume(queue="default"))
         assert take(session, 9) == ["globex"] * 4
 
-    @pytest.mark.parametrize("channel", ["acme", None])
-    def test_until(self, session: Session, channel: str | None) -> None:
-        served = ["globex"] if channel else []
-        self.do(session, fq.pause(queue="default", channel=channel, until=EARLIER))
+    @pytest.mark.parametrize("place", [{"channel": "acme"}, {"queue": "default"}], ids=["channel", "queue"])
+    def test_until(self, session: Session, place: dict[str, str]) -> None:
+        served = ["globex"] if "channel" in place else []
+        self.do(session, fq.pause(**place, until=EARLIER))
         assert "acme" in take(session, 2)
-        self.do(session, fq.pause(queue="default", channel=channel, until=LATER))
+        self.do(session, fq.pause(**place, until=LATER))
         assert take(session) == served
-        self.do(session, fq.pause(queue="default", channel=channel, until=EARLIER))
+        self.do(session, fq.pause(**place, until=EARLIER))
         assert "acme" in take(session, 2)
 
     def test_the_last_until_is_read_back_in_each_time_zone(self, session: Session) -> None:

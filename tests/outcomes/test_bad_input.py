@@ -81,10 +81,18 @@ class TestLeases:
         """Does the caller mean what is still its own, or the message?"""
         put(session, "acme")
         (leased,) = session.scalars(fq.dequeue()).all()
-        with pytest.raises(
-            fq.InvalidValue, match=r"^messages must be all LeasedMessages or none of them, but 1 of 2 are: "
-        ):
-            fq.cancel([leased, 7])
+        leases: list[Any] = [leased, (leased.id, leased.attempt)]
+        for lease in leases:
+            with pytest.raises(fq.InvalidValue, match=r"^messages must be all leases or none of them, but 1 of 2 are:"):
+                fq.cancel([lease, 7])
+
+    @pytest.mark.parametrize("given", [(1,), (1, 2, 3), [(1, "1")], [(1, 1, 1)]])
+    def test_what_is_no_pair(self, given: Any) -> None:
+        """To cancel it would make a difference whether two numbers are two messages, or a lease."""
+        statements: list[Callable[[Any], object]] = [fq.cancel, fq.complete]
+        for statement in statements:
+            with pytest.raises(fq.InvalidValue, match=r"^a lease is a LeasedMessage from dequeue\(\) or a pair"):
+                statement(given)
 
     def test_nothing_to_redrive(self) -> None:
         redrive: Any = fq.redrive

@@ -3,12 +3,13 @@
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
+from typing import Any
 
 import psycopg
 import pytest
 from psycopg import IsolationLevel
 from psycopg.errors import SerializationFailure
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, select, text
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
@@ -204,6 +205,22 @@ class TestFence:
         assert results(session, fq.cancel(mine[0].id, "not needed")) == [(mine[0].id, "cancelled")]
         errors = text("SELECT error FROM fairqueue.history WHERE outcome = 'cancelled' ORDER BY finished_at")
         assert session.scalars(errors).all() == [None, "not needed"]
+
+    @pytest.mark.parametrize("pair", [tuple, list, "row"])
+    def test_cancelled_by_pairs(self, pair: Any, engine: Engine, session: Session) -> None:
+        """Which are leases, as they are for the others, not the ids of two messages."""
+        enqueue(engine, 3)
+        mine, others = lease(engine), lease(engine)
+        assert [message.id for message in (*mine, *others)] == [1, 2]
+        assert results(session, fq.fail(mine, delay=0)) == [(1, "failed")]
+        session.commit()
+        assert pairs(lease(engine)) == [(1, 2)]
+        assert results(session, fq.cancel((3, 1))) == [(3, "stale")]
+        rows = session.execute(text("VALUES (1, 1), (2, 1)")).all()
+        given: Any = rows if pair == "row" else [pair(row) for row in rows]
+        assert results(session, fq.cancel(given)) == [(1, "stale"), (2, "cancelled")]
+        assert results(session, fq.cancel((1, 2))) == [(1, "cancelled")]
+        assert session.scalars(select(fq.Message.id)).all() == [3]
 
     def test_lease_that_ran_out_unnoticed(self, engine: Engine, session: Session) -> None:
         """Nobody else has the message, so the work is not done twice: it counts."""

@@ -64,6 +64,8 @@ def acts(session: Session, message: fq.LeasedMessage, batch: Sequence[fq.LeasedM
         fq.cancel(message),
         fq.cancel(7),
         fq.cancel([1, 2, 3]),
+        fq.cancel((1, 1)),
+        fq.cancel([(1, 1), (2, 1)]),
         fq.cancel(batch),
         fq.redrive(7),
         fq.redrive([1, 2, 3]),

@@ -89,4 +89,5 @@ def mistakes(session: Session) -> None:
     fq.Channel("acme", wieght=2)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     fq.Queue("q", max_attempts=None)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     fq.pause("acme")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    fq.pause(channel=None)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     fq.enqueue(session)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]

@@ -3,22 +3,26 @@
 import asyncio
 import os
 import socket
+import sys
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from sqlalchemy import Engine, create_engine, select
-from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
-from sqlalchemy.orm import DeclarativeBase, Session, sessionmaker
+from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import DeclarativeBase, Session, scoped_session, sessionmaker
 
 import fairqueue as fq
 from fairqueue.worker import Handler
-from fairqueue.worker.sessions import check_pool
+from fairqueue.worker.sessions import check_isolation, check_pool
 from tests.acts import put, wait_until
 from tests.fixtures.workers import EngineOf, WorkerOf
 from tests.worker.working import is_empty, threads_of_workers
+
+if TYPE_CHECKING:
+    from sqlalchemy import orm
 
 
 @pytest.mark.parametrize(
@@ -128,6 +132,19 @@ def test_who_gets_a_session() -> None:
         assert Handler(function).takes_session == expected, function
 
 
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="before, types are evaluated with the def")
+def test_types_that_are_imported_for_type_checkers_only() -> None:
+    """Nobody needs them to call it; what a session is by its type is still seen by its name."""
+
+    def work(message: Any, db: orm.Session) -> None: ...
+    def other_way_round(db: orm.Session, message: Any) -> None: ...
+
+    assert Handler(work).takes_session
+    assert Handler(partial(work)).takes_session
+    with pytest.raises(fq.InvalidValue, match=r"^a handler must be .*, not .*other_way_round\("):
+        Handler(other_way_round)
+
+
 def test_sessions_that_do_not_fit(engine_of: EngineOf) -> None:
     engine, async_engine = engine_of("plain"), engine_of("async")
 
@@ -181,20 +198,39 @@ def test_whose_pool_it_is(engine_of: EngineOf) -> None:
 
     check(small, lambda: Session(large))
     check(large, None)
-    for session in (None, sessionmaker(small.execution_options(isolation_level="SERIALIZABLE"))):
+    check(small, scoped_session(sessionmaker(large)))
+    serializable = sessionmaker(small.execution_options(isolation_level="SERIALIZABLE"))
+    for session in (None, serializable, scoped_session(serializable)):
         with pytest.raises(fq.InvalidValue, match=r"needs up to 5 connections, .* has 4 "):
             check(small, session)
 
     async def asynchronous(message: Any, session: Any) -> None: ...
 
-    with pytest.raises(fq.InvalidValue, match=r"needs up to 5 connections, .* has 4 "):
-        check(engine_of("async", pool_size=3, max_overflow=1), None, asynchronous)
+    small = engine_of("async", pool_size=3, max_overflow=1)
+    for async_session in (None, async_scoped_session(async_sessionmaker(small), asyncio.current_task)):
+        app = fq.Worker(small, concurrency=2, async_session=async_session)
+        app.handler(asynchronous)
+        assert app.registered is not None
+        with pytest.raises(fq.InvalidValue, match=r"needs up to 5 connections, .* has 4 "):
+            check_pool(app, app.registered)
 
 
-def test_whose_engines_it_closes(session: Session, engine_of: EngineOf) -> None:
+@pytest.mark.parametrize("scoped", [False, True])
+def test_whose_isolation_it_is(scoped: bool, engine_of: EngineOf, caplog: pytest.LogCaptureFixture) -> None:
+    factory = sessionmaker(engine_of("plain", isolation_level="SERIALIZABLE"))
+    app = fq.Worker(engine_of("plain"), session=scoped_session(factory) if scoped else factory)
+    app.handler(lambda _, __: None)
+    assert app.registered is not None
+    check_isolation(app, app.registered)
+    assert "has sessions that are SERIALIZABLE" in caplog.text
+
+
+@pytest.mark.parametrize("scoped", [False, True])
+def test_whose_engines_it_closes(scoped: bool, session: Session, engine_of: EngineOf) -> None:
     """Those of its sessions, too, whichever way they were told: their event loop ends with the worker."""
     own, theirs = engine_of("async"), engine_of("async")
-    app = fq.Worker(own, async_session=async_sessionmaker(binds={fq.Message: theirs}))
+    factory = async_sessionmaker(binds={fq.Message: theirs})
+    app = fq.Worker(own, async_session=async_scoped_session(factory, asyncio.current_task) if scoped else factory)
     used: list[int] = []
 
     @app.handler

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 import fairqueue as fq
 from fairqueue import schema
-from fairqueue.worker.database import Database, _lost, backoff
+from fairqueue.worker.database import Database, _lost, backoff, place
 from fairqueue.worker.threads import Threads
 from tests.acts import put, wait_until
 from tests.fixtures.databases import PREFIX
@@ -203,6 +203,32 @@ async def test_a_session_that_does_not_close(engine_of: EngineOf, monkeypatch: p
     monkeypatch.undo()
     await waited[0].close()
     await engine.dispose()
+
+
+def test_one_that_was_never_there(caplog: pytest.LogCaptureFixture) -> None:
+    """The log says once where it is looked for, and not that there is work going on."""
+    engine = create_engine("postgresql+psycopg://nobody:s3cret@localhost:1/nowhere")
+    app = fq.Worker(engine, name="w1")
+    app.handler(lambda _: None)
+    with caplog.at_level("INFO"), app:
+        wait_until(lambda: caplog.text.count("can't look at the schema, trying again") >= 2)
+    hint = "w1 hasn't reached its database yet: host localhost, port 1, dbname nowhere, user nobody"
+    assert caplog.messages.count(hint) == 1
+    assert "s3cret" not in caplog.text
+    assert "works on" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("postgresql://", "where its driver looks by default"),
+        ("postgresql:///app?host=/tmp&password=s3cret", "host /tmp, dbname app"),
+        ("postgresql://app:1@s3cret@localhost/app", "its URL has an @ in the password, or behind it: write %40"),
+        ("postgresql://app:1@s3cret/2@localhost/app", "its URL has an @ in the password, or behind it: write %40"),
+    ],
+)
+def test_a_place_for_the_log(url: str, said: str) -> None:
+    assert place(make_url(url)) == said
 
 
 @pytest.fixture

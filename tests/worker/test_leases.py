@@ -4,9 +4,11 @@ import asyncio
 import re
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import anyio
 import pytest
 from sqlalchemy import Engine, event, select, text
 from sqlalchemy.exc import OperationalError
@@ -16,7 +18,8 @@ from sqlalchemy.util import await_only
 
 import fairqueue as fq
 from fairqueue.testing import Clock
-from fairqueue.worker import heart, running
+from fairqueue.worker import database, heart, running
+from fairqueue.worker.threads import Threads
 from tests.acts import lease_of, put, take, wait_until
 from tests.fixtures.workers import EngineOf, WorkerOf
 from tests.worker.working import (
@@ -30,6 +33,7 @@ from tests.worker.working import (
     wait_for_endings,
     wait_until_it_waits,
 )
+from tests.wrong import LOST
 
 
 def go_by(monkeypatch: pytest.MonkeyPatch, clock: Callable[[], float]) -> None:
@@ -97,6 +101,27 @@ def test_while_the_database_is_away(
     pauses = re.findall(r"can't extend leases, trying again in (\S+) s: ConnectionError: gone", caplog.text)
     assert len(pauses) == 7
     assert max(map(float, pauses)) <= 0.3  # a third of the lease
+
+
+async def test_a_long_lease_while_the_database_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be over if the next try came minutes after the database is back."""
+    pauses: list[float] = []
+
+    def pause(_: int, longest: float) -> float:
+        pauses.append(longest)
+        if len(pauses) == 3:
+            scope.cancel()
+        return 0.0
+
+    monkeypatch.setattr(database, "backoff", pause)
+    monkeypatch.setattr(anyio, "sleep", lambda _: anyio.lowlevel.checkpoint())  # until its first beat
+    job: Any = "held"
+    threads = Threads()
+    beating = heart.Heart(database.Database(LOST, threads), 600, {job}, deque(), print)
+    with anyio.CancelScope() as scope:
+        await beating.beat()
+    threads.close()
+    assert pauses == [10, 10, 10]
 
 
 @pytest.mark.parametrize("how", ["cancelled", "taken"])

@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 
 import fairqueue as fq
 from fairqueue import embedded, schema
+from fairqueue.cli.signals import handled
 from fairqueue.worker import listening, running
 from tests.acts import expire, lease_of, put, wait_until
 from tests.fixtures.postgres import Postgres
@@ -80,20 +81,41 @@ async def handle(message, session):
 
 class TestProcesses:
     @pytest.mark.parametrize(
-        ("handler", "number"), [(PATIENT, signal.SIGTERM), (PATIENT_ASYNC, signal.SIGINT)], ids=["plain", "async"]
+        ("handler", "number"),
+        [(PATIENT, signal.SIGTERM), (PATIENT_ASYNC, signal.SIGINT), (PATIENT, signal.SIGHUP)],
+        ids=["plain", "async", "closed terminal"],
     )
     def test_finishes_what_it_has(self, start: Start, session: Session, handler: str, number: signal.Signals) -> None:
         """And takes on nothing more."""
         put(session, "acme", 3)
-        process = start(handler, concurrency=2)
+        with handled(signal.SIG_DFL, signal.SIGHUP):  # what is ignored here would be so there
+            process = start(handler, concurrency=2)
         process.wait_until_said("started", 2)
         process.signal(number)
         process.wait_for_log("stops; to be finished: 2")
+        if number == signal.SIGHUP:  # of the shell's; the next one is the system's
+            process.signal(number)
         process.say("go")
         assert process.wait() == 0
         assert endings(session) == ["completed"] * 2
         left = session.execute(select(fq.Message.attempt, fq.Message.leased_until)).all()
         assert left == [(0, None)]
+
+    @pytest.mark.parametrize("own", ["", "import signal\nsignal.signal(signal.SIGHUP, lambda *_: say('own'))\n"])
+    def test_a_closed_terminal_that_means_nothing(self, start: Start, session: Session, own: str) -> None:
+        """It is ignored under nohup, or handled by the program."""
+        put(session, "acme")
+        with handled(signal.SIG_IGN, signal.SIGHUP):
+            process = start(f"{own}{PATIENT}")
+        process.wait_until_said("started")
+        process.signal(signal.SIGHUP)
+        if own:
+            process.wait_until_said("own")
+        process.say("go")
+        put(session, "acme")
+        wait_for_endings(session, 2)
+        process.signal()
+        assert process.wait() == 0
 
     @pytest.mark.parametrize(
         ("handler", "signals"), [(HANGING, 1), (HANGING_ASYNC, 1), (HANGING, 2)], ids=["plain", "async", "twice"]
