@@ -18,7 +18,8 @@ worker     dequeue, complete, fail, defer, cancel, heartbeat, wait for work. It 
 observer   read all tables.
 operator   read all tables, set policies, cancel and redrive messages, delete dead letters, check, repair, maintain,
            forget feeds, clean up after loads that died.
-pipeline   enqueue in bulk through staging tables, read all tables, follow the history: what Spark does.
+pipeline   enqueue in bulk through staging tables, clean up after loads that died, read all tables, follow the history:
+           what Spark does.
 ========== ==========================================================================================================
 
 A role may be granted several kinds. The functions run with the rights of the schema's owner and a fixed search_path.

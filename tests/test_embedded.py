@@ -30,7 +30,7 @@ from fairqueue._url import libpq as libpq_of
 from fairqueue._url import parsed, sqlalchemy_url
 from fairqueue.cli.signals import handled
 from fairqueue.embedded import EmbeddedError, _programs
-from fairqueue.embedded._files import locked, trying
+from fairqueue.embedded._files import locked, own_directory, trying
 from fairqueue.embedded._programs import find_binaries
 from fairqueue.errors import InvalidValue
 from fairqueue.testing._databases import Databases
@@ -295,6 +295,18 @@ class TestEphemeral:
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
         with pytest.raises(EmbeddedError, match="is not a directory of this user"):
             embedded.ephemeral(fast=False)
+
+    def test_where_memory_has_another_users_directory(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        """Nobody needs to wait until that one is gone, which only its owner can remove."""
+
+        def refused(path: Path) -> Path:
+            if path.is_relative_to("/dev/shm"):  # noqa: S108 (nothing is made there)
+                raise EmbeddedError(f"{path} is not a directory of this user")
+            return own_directory(path)
+
+        monkeypatch.setattr("fairqueue.embedded.own_directory", refused)
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        assert embedded._scratch(in_memory=True) == tmp_path / f"fairqueue-{os.geteuid()}"
 
 
 class TestShared:

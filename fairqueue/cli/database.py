@@ -121,7 +121,7 @@ def grant(target: Target, role: str, kind: str | None, revoke: bool) -> None:
 
     \b
     producer  enqueue, and ask how messages ended
-    worker    dequeue, and end the leases that it has
+    worker    dequeue, end leases, cancel any message
     observer  read all tables
     operator  read all tables, set policies, cancel, redrive, check, repair
     pipeline  enqueue in bulk, read all tables, follow the history, as Spark does

@@ -106,5 +106,10 @@ def _of_database(error: DBAPIError, kind: str | None) -> str:
     if code == _NO_RIGHT and kind == "owner":
         way_out = hint or "only the owner of the queue's schema can do this: connect as that role"
     elif code == _NO_RIGHT and kind:
-        way_out = f"the owner of the queue's schema can give the right: `fairqueue grant ROLE {kind}`"
+        way_out = no_right(kind)
     return f"{message}; {way_out}" if way_out else message
+
+
+def no_right(kind: str) -> str:
+    """The way out for a role that isn't of the kind that a command is for."""
+    return f"the owner of the queue's schema can give the right: `fairqueue grant ROLE {kind}`"

@@ -10,8 +10,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self
 
 import click
+from click.exceptions import Exit
 
-from .base import Command, ended
+from .base import INTERRUPTED, Command, ended
 from .failures import Failed
 from .output import as_json, duration, echo_json, make_console, make_table, moment, number, printable
 from .signals import exit_by, handled
@@ -93,6 +94,9 @@ def _once(target: Target, queue: str | None, limit: int | None, *, as_json: bool
     if as_json:
         echo_json(_document(found))
         return
+    if queue is not None and not _is_known(target, found.queues[0]):
+        console.print(f"Nothing is known of queue {printable(queue)}: it may be misspelt.")
+        return
     if not found.queues:
         console.print("No queue has anything in it.")
     for place, each in enumerate(found.queues):
@@ -106,6 +110,20 @@ def _look(target: Target, queue: str | None, limit: int | None) -> Status:
 
     with target.session() as session:
         return status(session, queue, limit=limit)
+
+
+def _is_known(target: Target, queue: QueueStatus) -> bool:
+    """Whether it has, or ever had, anything: who dequeues where nothing ever was leaves no trace."""
+    if queue.channel_count:
+        return True
+    from sqlalchemy import exists, or_, select
+
+    from fairqueue.models import Channel, Queue
+    from fairqueue.models.scheduler import rotation
+
+    names = (Queue.name, Channel.queue, rotation.c.queue)
+    with target.session() as session:
+        return bool(session.scalar(select(or_(*(exists().where(name == queue.name) for name in names)))))
 
 
 def _document(found: Status) -> dict[str, Any]:
@@ -129,6 +147,10 @@ def _watch(target: Target, queue: str | None, limit: int | None, seconds: float)
             _repeat(lambda most: _look(steady, queue, most), limit, seconds, console, screen)
     except KeyboardInterrupt:
         pass  # the way to end it
+    except Exception as error:
+        end = ended(error)
+        if not isinstance(end, Exit) or end.exit_code != INTERRUPTED:
+            raise
 
 
 def _has_screen(console: Console) -> bool:

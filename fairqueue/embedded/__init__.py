@@ -89,7 +89,7 @@ def ephemeral(*, fast: bool = True, settings: Mapping[str, str] = {}, tcp: bool 
     :raises EmbeddedError: if there are no programs of a server, or it can't be started here.
     """
     programs = usable_programs()
-    base = own_directory(_scratch(in_memory=fast) / f"fairqueue-{os.geteuid()}")
+    base = _scratch(in_memory=fast)
     with locked(base / "mutex"):  # nobody sweeps a directory between its birth and its lock
         _sweep(base)
         directory = traversable(Path(tempfile.mkdtemp(prefix="server-", dir=base)))
@@ -150,10 +150,12 @@ def url_in(variable: str) -> str | None:
 
 
 def _scratch(*, in_memory: bool) -> Path:
+    name = f"fairqueue-{os.geteuid()}"
     memory = Path("/dev/shm")  # noqa: S108 (what is made there is checked to be ours)
     if in_memory and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free >= _ROOM_IN_MEMORY:
-        return memory
-    return Path(tempfile.gettempdir())
+        with contextlib.suppress(EmbeddedError):  # somebody else has made one of that name
+            return own_directory(memory / name)
+    return own_directory(Path(tempfile.gettempdir()) / name)
 
 
 def _sweep(base: Path) -> None:

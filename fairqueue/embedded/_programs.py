@@ -47,7 +47,10 @@ class Programs(NamedTuple):
 
     def run(self, program: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
         command = [str(self.folder / program), *arguments]
-        return subprocess.run(command, **self.options(), cwd="/", capture_output=True, text=True, check=False)
+        # A session of its own, as Ctrl-C in a terminal would end what initdb starts, whatever we and initdb block.
+        return subprocess.run(
+            command, **self.options(), cwd="/", capture_output=True, text=True, check=False, start_new_session=True
+        )
 
     def options(self) -> "_Options":
         """For subprocess: never as root, and with none of the caller's locale, time zone and PG variables.

@@ -73,6 +73,13 @@ def test_status_of_limits_and_of_a_queue_that_is_paused(run: Run, session: Sessi
 
 def test_status_of_nothing(run: Run) -> None:
     assert run("status").stdout == "No queue has anything in it.\n"
+    assert run("status", "nosuch").stdout == "Nothing is known of queue nosuch: it may be misspelt.\n"
+
+
+def test_status_of_a_queue_that_has_only_a_policy(run: Run, session: Session) -> None:
+    session.add(fq.Queue("quiet"))
+    session.commit()
+    assert run("status", "quiet").stdout.startswith("queue quiet\n")
 
 
 def test_watching_where_no_screen_can_be_rewritten(run: Run, session: Session, monkeypatch: pytest.MonkeyPatch) -> None:

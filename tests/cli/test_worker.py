@@ -313,6 +313,28 @@ def test_what_a_module_cannot_import_is_told_in_full(program: Program) -> None:
     assert last.startswith("fairqueue: shop.broken can't be imported: ModuleNotFoundError: ")
 
 
+@pytest.mark.parametrize(
+    ("name", "code", "said"),
+    [
+        ("mistyped", "from psycopg import errros", "ImportError: cannot import name 'errros' from 'psycopg'"),
+        ("driver", "import psycopg2.no_such_module", "ModuleNotFoundError: No module named 'psycopg2"),
+        ("letter", "'\u00e9'.encode('ascii')", "UnicodeEncodeError: 'ascii' codec can't encode"),
+        (
+            "mapping",
+            "type('A', (__import__('sqlalchemy.orm').orm.declarative_base(),), {'__tablename__': 'a'})",
+            "ArgumentError: ",
+        ),
+    ],
+)
+@pytest.mark.usefixtures("here")
+def test_a_mistake_in_the_module_is_none_of_the_command_line(name: str, code: str, said: str, program: Program) -> None:
+    (program.folder / "shop" / f"{name}.py").write_text(code)
+    done = CliRunner().invoke(worker, [f"shop.{name}:app"])
+    assert done.exit_code == 1
+    assert f'{name}.py", line 1, in <module>' in done.stderr.splitlines()[1]
+    assert f"\nfairqueue: shop.{name} can't be imported: {said}" in done.stderr
+
+
 def test_a_role_without_rights_is_told_which_one_it_needs(
     program: Program, database_url: str, session: Session
 ) -> None:

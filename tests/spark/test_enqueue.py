@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 from click.testing import CliRunner, Result
-from sqlalchemy import Engine, func, select
+from sqlalchemy import Engine, func, make_url, select, text
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
@@ -257,7 +257,9 @@ def test_bad_input(engine: Engine, database_url: str, tmp_path: Path, arguments:
 
 
 @pytest.mark.parametrize("arguments", [("enqueue", "x.json", "--channel", "tenant"), ("archive", "x")])
-def test_a_password_is_there_before_spark_is(monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]) -> None:
+def test_a_password_is_there_before_spark_is(
+    monkeypatch: pytest.MonkeyPatch, database_url: str, arguments: tuple[str, ...]
+) -> None:
     """Its processes have the environment as it was when they started."""
     seen = []
 
@@ -267,8 +269,11 @@ def test_a_password_is_there_before_spark_is(monkeypatch: pytest.MonkeyPatch, ar
 
     monkeypatch.setenv("PGPASSWORD", "")
     monkeypatch.setattr("fairqueue.spark.local_session", start)
-    assert run("postgresql://app:se%40cret@127.0.0.1:1/shop", *arguments).output == "fairqueue: that is all\n"
-    assert seen == ["se@cret"]
+    url = make_url(database_url)
+    if url.password is None:  # nobody asks for one, so it may be any
+        url = url.set(password="se@cret")
+    assert run(url.render_as_string(hide_password=False), *arguments).output == "fairqueue: that is all\n"
+    assert seen == [url.password]
 
 
 @pytest.mark.parametrize(
@@ -288,10 +293,40 @@ def test_a_password_goes_into_the_environment(url: str, monkeypatch: pytest.Monk
     assert Place(**options).url == options["url"]
 
 
-@pytest.mark.parametrize("command", ["clean", "archive", "enqueue"])
-def test_a_database_that_is_not_there(command: str, tmp_path: Path) -> None:
+_ARGUMENTS = {"clean": [], "archive": ["/nowhere"], "enqueue": ["/nowhere", "--channel", "name"]}
+
+
+@pytest.mark.parametrize("command", _ARGUMENTS)
+def test_a_schema_that_is_not_there(command: str, database_url: str) -> None:
+    """It is looked at before anything else is."""
+    found = CliRunner().invoke(
+        program, ["--dsn", database_url, "--schema", "nowhere", "spark", command, *_ARGUMENTS[command]]
+    )
+    assert found.exit_code == 1
+    assert found.stderr.startswith("fairqueue: schema 'nowhere' has no fairqueue; run ")
+    assert found.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["archive", "enqueue"])
+def test_a_role_without_rights(command: str, database_url: str, engine: Engine) -> None:
+    url = make_url(database_url).set(username="spark_stranger", password="x")
+    with engine.begin() as connection:
+        connection.execute(text("CREATE ROLE spark_stranger LOGIN PASSWORD 'x'"))
+    try:
+        said = url.render_as_string(hide_password=False)
+        found = CliRunner().invoke(program, ["--dsn", said, "spark", command, *_ARGUMENTS[command]])
+        assert found.exit_code == 1
+        assert found.stderr.startswith("fairqueue: permission denied for ")
+        assert "`fairqueue grant ROLE pipeline`" in found.stderr
+    finally:
+        with engine.begin() as connection:
+            connection.execute(text("DROP ROLE spark_stranger"))
+
+
+@pytest.mark.parametrize("command", _ARGUMENTS)
+def test_a_database_that_is_not_there(command: str) -> None:
     """One line, with the way out."""
-    arguments = {"clean": [], "archive": [str(tmp_path)], "enqueue": [str(tmp_path), "--channel", "name"]}[command]
+    arguments = _ARGUMENTS[command]
     found = CliRunner().invoke(program, ["--dsn", "postgresql://x@127.0.0.1:1/x", "spark", command, *arguments])
     assert found.exit_code == 1
     assert found.stderr.count("\n") == 1

@@ -99,7 +99,7 @@ class TestParts:
         ("selection", "where"),
         [
             ({"queue": "007"}, "queue = '007'"),
-            ({"tenants": ("tenant, 1", "it's \\ none")}, "channel = 'tenant, 1'"),
+            ({"channels": ("tenant, 1", "it's \\ none")}, "channel = 'tenant, 1'"),
             ({"since": noon(1)}, "finished_at >= '2026-03-29T12:00Z'"),
             ({"until": noon(1)}, "finished_at < '2026-03-29T12:00Z'"),
             (
@@ -181,7 +181,7 @@ def test_messages(place: Place, connection: psycopg.Connection[Any]) -> None:
         (None, b"\x00\xff", None, None),
         ("null", None, None, None),
     ]
-    assert [each["channel"] for each in all_of(place, Selection("messages", tenants=("globex",)))] == ["globex"]
+    assert [each["channel"] for each in all_of(place, Selection("messages", channels=("globex",)))] == ["globex"]
 
 
 def test_of_nothing(place: Place, database_url: str) -> None:

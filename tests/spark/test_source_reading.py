@@ -90,14 +90,15 @@ class TestFrames:
         frame = spark.read.format("fairqueue").schema(schema).options(url=url, since=noon(2).isoformat()).load()
         assert frame.columns == ["xid", "message_id"]
         assert sorted(each.message_id for each in frame.collect()) == list(range(30))
-        assert loaded(spark, url, columns="queue,cost", tenants='["tenant, 1"]').agg({"cost": "count"}).first() == (18,)
+        some = loaded(spark, url, columns="queue,cost", channels='["tenant, 1"]')
+        assert some.agg({"cost": "count"}).first() == (18,)
 
     def test_of_nothing_under_a_snapshot(self, spark: "SparkSession", url: str) -> None:
         with held_snapshot(url) as now:
             assert loaded(spark, url, table="messages", snapshot=now).count() == 0
 
     def test_with_what_can_t_be(self, spark: "SparkSession", url: str) -> None:
-        with pytest.raises(Exception, match="unknown option 'colums': known are columns"):
+        with pytest.raises(Exception, match="unknown option 'colums': known are channels, columns"):
             loaded(spark, url, colums="queue").count()
 
 
@@ -115,8 +116,8 @@ class TestReaders:
             ({"table": "lane"}, "option table must be history or messages, not 'lane'"),
             ({"since": "yesterday"}, "option since must be a time in ISO 8601"),
             ({"partitions": "0"}, "option partitions must be a whole number of 1 or more"),
-            ({"tenants": "["}, "names must be a,b or a JSON list, not '['"),
-            ({"tenants": "[1]"}, "names must be strings, not '[1]'"),
+            ({"channels": "["}, "names must be a,b or a JSON list, not '['"),
+            ({"channels": "[1]"}, "names must be strings, not '[1]'"),
             ({"snapshot": ""}, "option snapshot must not be empty"),
             ({"feed": "x"}, "unknown option 'feed'"),
         ],

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fairqueue.cli.base import Command
 from fairqueue.cli.output import echo
 from fairqueue.cli.target import Target, pass_target
 from fairqueue.cli.types import Duration
 
-from .base import Start, options_of, session_options
+from .base import PipelineCommand, Start, options_of, session_options
 
 if TYPE_CHECKING:
     from fairqueue.spark.engine.archives import Archived
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["archive"]
 
 
-@click.command(cls=Command, short_help="Write the history to Parquet, by day and queue.")
+@click.command(cls=PipelineCommand, short_help="Write the history to Parquet, by day and queue.")
 @click.argument("path")
 @click.option(
     "--release-before",
@@ -48,7 +47,7 @@ def archive(
 
     What is interrupted, at whatever moment, is finished by the next run. PATH is a folder, or a URL such as
     s3://bucket/history, with files at day=2026-11-21/queue=default. Until it is archived, no history is dropped; for
-    an archive that is given up, call feed_forget(NAME). Rights: pipeline.
+    an archive that is given up, an operator calls feed_forget(NAME). Rights: pipeline.
     """
     # Before Spark starts, whose processes find a password in its environment.
     options = options_of(target)
@@ -59,7 +58,7 @@ def archive(
         released = f", {len(done.released)} days dropped" if done.released else ""
         click.echo(f"{done.rows:,} rows, {rate:,.0f} a second{released} ...", err=True)
 
-    with spark() as session:
+    with spark(target) as session:
         from fairqueue.spark.archiving import archive as run
 
         start = time.monotonic()

@@ -13,16 +13,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fairqueue.cli.base import Command
 from fairqueue.cli.failures import Failed, Invalid
 from fairqueue.cli.target import Target
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Start", "extra", "options_of", "session_options"]
+__all__ = ["PipelineCommand", "Start", "extra", "options_of", "session_options"]
 
-#: What a callback gets as ``spark``: ``with spark() as session: ...``
-Start = Callable[[], "AbstractContextManager[SparkSession]"]
+#: What a callback gets as ``spark``: ``with spark(target) as session: ...``; None: the command needs no database.
+Start = Callable[["Target | None"], "AbstractContextManager[SparkSession]"]
+
+
+class PipelineCommand(Command):
+    kind = "pipeline"
 
 
 @contextmanager
@@ -56,11 +61,13 @@ def session_options(callback: Callable[..., Any]) -> Callable[..., Any]:
     """Adds --master and --memory; the callback gets ``spark``, which starts a session when it is called."""
 
     def command(*args: Any, master: str, memory: str, **values: Any) -> Any:
-        def start() -> AbstractContextManager[SparkSession]:
+        def start(target: Target | None) -> AbstractContextManager[SparkSession]:
             with extra():
                 import pyspark  # noqa: F401 (which local_session imports when it is entered)
 
                 from fairqueue.spark import local_session
+            if target is not None:
+                target.check()
             # An error is one line, ours; this one says it in JSON, too.
             logging.getLogger("SQLQueryContextLogger").disabled = True
             # The bar says how many tasks of a stage are done.
@@ -70,10 +77,9 @@ def session_options(callback: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return callback(*args, spark=start, **values)
         except Exception as error:
-            failure = _explained(error)
-            if failure is None:
-                raise
-            raise failure from error
+            if type(error).__module__.startswith(("pyspark.", "py4j.")):
+                raise _explained(error) from error
+            raise
 
     # Before the options are added: it takes over those that the callback has already.
     wrapped = update_wrapper(command, callback)
@@ -92,12 +98,13 @@ def session_options(callback: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
-def _explained(error: Exception) -> Failed | None:
-    """An error of Spark in one line: what this package said in a task, or else what Spark says first."""
-    from fairqueue.cli.errors import explained
+def _explained(error: Exception) -> Failed:
+    """An error of Spark in one line: what we or the database said in a task, or else what Spark says first."""
+    from fairqueue.cli.errors import no_right
 
-    if not type(error).__module__.startswith(("pyspark.", "py4j.")):
-        return explained(error)
+    denied = re.findall(r"^psycopg\.errors\.InsufficientPrivilege: (.*)$", str(error), re.MULTILINE)
+    if denied:
+        return Failed(f"{denied[-1]}; {no_right(PipelineCommand.kind)}")
     ours = re.findall(r"^(?:fairqueue\.\S+): (.*)$", str(error), re.MULTILINE)
     if ours:
         return Failed(ours[-1])

@@ -7,18 +7,17 @@ from typing import Any
 
 import click
 
-from fairqueue.cli.base import Command
 from fairqueue.cli.failures import Invalid
 from fairqueue.cli.target import Target, pass_target
 from fairqueue.spark.enqueueing import FORMATS
 from fairqueue.spark.enqueueing import enqueue as run
 
-from .base import Start, options_of, session_options
+from .base import PipelineCommand, Start, options_of, session_options
 
 __all__ = ["enqueue"]
 
 
-@click.command(cls=Command, short_help="Enqueue files: Parquet, JSON, CSV, or a folder.")
+@click.command(cls=PipelineCommand, short_help="Enqueue files: Parquet, JSON, CSV, or a folder.")
 @click.argument("path")
 @click.option("--channel", metavar="EXPR", required=True, help="The channel: a column, or an expression of Spark SQL.")
 @click.option("--queue", metavar="NAME", default="default", show_default=True, help="The queue.")
@@ -77,7 +76,7 @@ def enqueue(
     options = options_of(target) | {"queue": queue, "commit": commit, "on_conflict": conflict}
     if rejects is not None:
         options["rejects"] = rejects
-    with spark() as session:
+    with spark(target) as session:
         start = time.monotonic()
         done = run(
             session,

@@ -58,7 +58,7 @@ class Selection:
 
     :param columns: in this order; empty: all.
     :param queue: only of this one.
-    :param tenants: only of these channels.
+    :param channels: only of these channels.
     :param since: of ``finished_at`` for history, of ``created_at`` for messages; from here on.
     :param until: up to here, exclusive.
     """
@@ -66,7 +66,7 @@ class Selection:
     table: TableName
     columns: tuple[str, ...] = ()
     queue: str | None = None
-    tenants: tuple[str, ...] | None = None
+    channels: tuple[str, ...] | None = None
     since: datetime | None = None
     until: datetime | None = None
 
@@ -92,8 +92,8 @@ class Selection:
         time = _TIMES[self.table]
         if self.queue is not None:
             yield f"queue = {literal(self.queue)}"
-        if self.tenants is not None:
-            yield f"channel = ANY ({literal(list(self.tenants))}::text[])"
+        if self.channels is not None:
+            yield f"channel = ANY ({literal(list(self.channels))}::text[])"
         if self.since is not None:
             yield f"{time} >= {literal(self.since.isoformat())}::timestamptz"
         if self.until is not None:

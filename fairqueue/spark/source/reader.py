@@ -9,7 +9,7 @@ option         meaning
 ============== =====================================================================================================
 ``table``      ``history`` (unless said) or ``messages``
 ``queue``      only of this one
-``tenants``    only of these channels: ``acme,globex``, or a JSON list for names with a comma
+``channels``   only of these channels: ``acme,globex``, or a JSON list for names with a comma
 ``since``      from this time on, by ``finished_at`` of history, ``created_at`` of messages; ISO 8601, UTC unless said
 ``until``      up to this time, exclusive
 ``columns``    only these, with commas between; or say ``.schema(...)``
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Partition", "TableReader", "arrow_schema_of", "named", "schema_of"]
 
-_KNOWN = {"table", "queue", "tenants", "since", "until", "columns", "partitions", "snapshot"}
+_KNOWN = {"table", "queue", "channels", "since", "until", "columns", "partitions", "snapshot"}
 
 
 @dataclass
@@ -61,12 +61,12 @@ class TableReader(DataSourceReader):
         self._snapshot = options.text("snapshot")
         self._parts = options.number("partitions", None)
         self._schema = schema
-        tenants = options.text("tenants")
+        channels = options.text("channels")
         self._selection = Selection(
             _table(options),
             columns=named(schema, _table(options)),
             queue=options.text("queue"),
-            tenants=None if tenants is None else _names(tenants),
+            channels=None if channels is None else _names(channels),
             since=_time(options, "since"),
             until=_time(options, "until"),
         )
