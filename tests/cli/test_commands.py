@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import psycopg
 import pytest
 from click.testing import CliRunner
 from sqlalchemy import Engine, create_engine, text
@@ -80,6 +81,22 @@ def test_status_of_a_queue_that_has_only_a_policy(run: Run, session: Session) ->
     session.add(fq.Queue("quiet"))
     session.commit()
     assert run("status", "quiet").stdout.startswith("queue quiet\n")
+
+
+def test_watching_ends_by_ctrl_c_whatever_the_driver_makes_of_it(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = [status._look]
+
+    def look(*arguments: Any) -> Any:
+        if looks:
+            return looks.pop()(*arguments)
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise psycopg.errors.PipelineAborted
+
+    monkeypatch.setattr(status, "_look", look)
+    monkeypatch.setattr("fairqueue.cli.status.time.sleep", lambda _: None)
+    assert run("status", "--watch").exit_code == 0
 
 
 def test_watching_where_no_screen_can_be_rewritten(run: Run, session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
