@@ -10,7 +10,7 @@ from fairqueue.errors import FairqueueError, InvalidValue, sqlstate
 from .failures import Failed, Invalid
 from .target import Target
 
-__all__ = ["explained"]
+__all__ = ["explained", "way_to_right"]
 
 # Of libpq and of the server, by what they say: a connection that fails has no code.
 _CONNECTION = {
@@ -54,6 +54,11 @@ def explained(error: Exception, *, kind: str | None = None) -> Failed | None:
     if failure is None or target is None:
         return failure
     return type(failure)(failure.message.replace("`fairqueue ", f"`{target.command} "))
+
+
+def way_to_right(kind: str) -> str:
+    """Who can give the right that a role of this kind has, and how."""
+    return f"the owner of the queue's schema can give the right: `fairqueue grant ROLE {kind}`"
 
 
 def _explained(error: Exception, kind: str | None) -> Failed | None:
@@ -106,10 +111,5 @@ def _of_database(error: DBAPIError, kind: str | None) -> str:
     if code == _NO_RIGHT and kind == "owner":
         way_out = hint or "only the owner of the queue's schema can do this: connect as that role"
     elif code == _NO_RIGHT and kind:
-        way_out = no_right(kind)
+        way_out = way_to_right(kind)
     return f"{message}; {way_out}" if way_out else message
-
-
-def no_right(kind: str) -> str:
-    """The way out for a role that isn't of the kind that a command is for."""
-    return f"the owner of the queue's schema can give the right: `fairqueue grant ROLE {kind}`"

@@ -64,11 +64,6 @@ class Target:
             self._check_version(session)
             yield session
 
-    def check(self) -> None:
-        """Look at the version of the schema, as a session does, for what uses sessions of its own."""
-        with self.session():
-            pass
-
     def version(self, connection: Connection) -> int:
         """The version in the schema; 0: there is none. An error if it is newer than this program."""
         from fairqueue.schema import HEAD, installed_version

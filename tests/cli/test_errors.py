@@ -229,6 +229,36 @@ def test_a_role_without_rights(command: list[str], stranger: str, database_url: 
         assert result.output.count("\n") == 1 or looks or kind == "operator"
 
 
+#: Those of Spark that a role of the kind pipeline may run.
+LOADS = [["archive", "/nowhere"], ["enqueue", "/nowhere", "--channel", "tenant"]]
+
+
+@pytest.mark.parametrize("command", LOADS)
+def test_a_role_that_may_not_load(command: list[str], stranger: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pyspark")
+    monkeypatch.setenv("PGPASSWORD", "")  # which they set
+    told = "the owner of the queue's schema can give the right: `fairqueue grant ROLE pipeline`"
+    assert complaint("--dsn", stranger, "spark", *command, code=1) == (
+        f"permission denied for schema fairqueue; {told}"
+    )
+
+
+@pytest.mark.parametrize("command", [*LOADS, ["clean"]])
+def test_spark_on_a_schema_that_does_not_work(
+    command: list[str], database_url: str, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is refused before Spark starts, and before anything is dropped."""
+    pytest.importorskip("pyspark")
+    monkeypatch.setenv("PGPASSWORD", "")
+    monkeypatch.setattr("fairqueue.spark.local_session", lambda *_, **__: pytest.fail("Spark is started"))
+    elsewhere = complaint("--dsn", database_url, "--schema", "q2", "spark", *command, code=1)
+    assert elsewhere.startswith("schema 'q2' has no fairqueue; run ")
+    with engine.begin() as connection:
+        connection.execute(text("ALTER TABLE fairqueue.message DISABLE TRIGGER ALL"))
+    silent = complaint("--dsn", database_url, "spark", *command, code=1)
+    assert silent.startswith("triggers of fairqueue.message are switched off, ")
+
+
 @pytest.mark.parametrize("command", [["migrate"], ["grant", "cli_stranger", "worker"]])
 def test_what_only_the_owner_may_do(command: list[str], stranger: str, database_url: str) -> None:
     """Neither somebody without rights, nor one who has all that can be given."""

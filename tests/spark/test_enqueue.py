@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+from collections.abc import Iterator
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 from click.testing import CliRunner, Result
-from sqlalchemy import Engine, func, make_url, select, text
+from sqlalchemy import Engine, func, make_url, select
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
+from fairqueue import roles
 from fairqueue.cli.program import program
 from fairqueue.cli.spark.base import options_of
 from fairqueue.cli.target import Target
@@ -256,9 +258,39 @@ def test_bad_input(engine: Engine, database_url: str, tmp_path: Path, arguments:
     assert messages(engine) == []
 
 
+@pytest.fixture
+def loader(engine: Engine, database_url: str) -> Iterator[str]:
+    """A URL of somebody with a password, who may only look."""
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE ROLE spark_loader LOGIN PASSWORD 'se@cret'")
+        roles.grant(connection, "spark_loader", "observer")
+    url = make_url(database_url).set(username="spark_loader", password="se@cret")
+    yield url.render_as_string(hide_password=False)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("DROP OWNED BY spark_loader; DROP ROLE spark_loader")
+
+
+@pytest.mark.parametrize("commit", ["atomic", "direct"])
+def test_a_right_that_is_missing_in_a_task(
+    engine: Engine, loader: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commit: str
+) -> None:
+    """What to do is said as it is where the driver lacks a right."""
+    monkeypatch.setenv("PGPASSWORD", "")
+    path = tmp_path / "documents.csv"
+    path.write_text(CSV)
+    result = run(loader, "enqueue", path, "--channel", "tenant", "--commit", commit)
+    function = {"atomic": "stage_create", "direct": "load_claim"}[commit]
+    told = "the owner of the queue's schema can give the right: `fairqueue grant ROLE pipeline`"
+    assert (result.exit_code, result.output) == (
+        1,
+        f"fairqueue: permission denied for function {function}; {told}\n",
+    )
+    assert messages(engine) == []
+
+
 @pytest.mark.parametrize("arguments", [("enqueue", "x.json", "--channel", "tenant"), ("archive", "x")])
 def test_a_password_is_there_before_spark_is(
-    monkeypatch: pytest.MonkeyPatch, database_url: str, arguments: tuple[str, ...]
+    loader: str, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
 ) -> None:
     """Its processes have the environment as it was when they started."""
     seen = []
@@ -269,11 +301,8 @@ def test_a_password_is_there_before_spark_is(
 
     monkeypatch.setenv("PGPASSWORD", "")
     monkeypatch.setattr("fairqueue.spark.local_session", start)
-    url = make_url(database_url)
-    if url.password is None:  # nobody asks for one, so it may be any
-        url = url.set(password="se@cret")
-    assert run(url.render_as_string(hide_password=False), *arguments).output == "fairqueue: that is all\n"
-    assert seen == [url.password]
+    assert run(loader, *arguments).output == "fairqueue: that is all\n"
+    assert seen == ["se@cret"]
 
 
 @pytest.mark.parametrize(
@@ -293,40 +322,10 @@ def test_a_password_goes_into_the_environment(url: str, monkeypatch: pytest.Monk
     assert Place(**options).url == options["url"]
 
 
-_ARGUMENTS = {"clean": [], "archive": ["/nowhere"], "enqueue": ["/nowhere", "--channel", "name"]}
-
-
-@pytest.mark.parametrize("command", _ARGUMENTS)
-def test_a_schema_that_is_not_there(command: str, database_url: str) -> None:
-    """It is looked at before anything else is."""
-    found = CliRunner().invoke(
-        program, ["--dsn", database_url, "--schema", "nowhere", "spark", command, *_ARGUMENTS[command]]
-    )
-    assert found.exit_code == 1
-    assert found.stderr.startswith("fairqueue: schema 'nowhere' has no fairqueue; run ")
-    assert found.stderr.count("\n") == 1
-
-
-@pytest.mark.parametrize("command", ["archive", "enqueue"])
-def test_a_role_without_rights(command: str, database_url: str, engine: Engine) -> None:
-    url = make_url(database_url).set(username="spark_stranger", password="x")
-    with engine.begin() as connection:
-        connection.execute(text("CREATE ROLE spark_stranger LOGIN PASSWORD 'x'"))
-    try:
-        said = url.render_as_string(hide_password=False)
-        found = CliRunner().invoke(program, ["--dsn", said, "spark", command, *_ARGUMENTS[command]])
-        assert found.exit_code == 1
-        assert found.stderr.startswith("fairqueue: permission denied for ")
-        assert "`fairqueue grant ROLE pipeline`" in found.stderr
-    finally:
-        with engine.begin() as connection:
-            connection.execute(text("DROP ROLE spark_stranger"))
-
-
-@pytest.mark.parametrize("command", _ARGUMENTS)
-def test_a_database_that_is_not_there(command: str) -> None:
+@pytest.mark.parametrize("command", ["clean", "archive", "enqueue"])
+def test_a_database_that_is_not_there(command: str, tmp_path: Path) -> None:
     """One line, with the way out."""
-    arguments = _ARGUMENTS[command]
+    arguments = {"clean": [], "archive": [str(tmp_path)], "enqueue": [str(tmp_path), "--channel", "name"]}[command]
     found = CliRunner().invoke(program, ["--dsn", "postgresql://x@127.0.0.1:1/x", "spark", command, *arguments])
     assert found.exit_code == 1
     assert found.stderr.count("\n") == 1

@@ -12,7 +12,7 @@ from fairqueue.cli.output import echo
 from fairqueue.cli.target import Target, pass_target
 from fairqueue.cli.types import Duration
 
-from .base import PipelineCommand, Start, options_of, session_options
+from .base import PipelineCommand, Start, checked_options_of, session_options
 
 if TYPE_CHECKING:
     from fairqueue.spark.engine.archives import Archived
@@ -49,8 +49,7 @@ def archive(
     s3://bucket/history, with files at day=2026-11-21/queue=default. Until it is archived, no history is dropped; for
     an archive that is given up, an operator calls feed_forget(NAME). Rights: pipeline.
     """
-    # Before Spark starts, whose processes find a password in its environment.
-    options = options_of(target)
+    options = checked_options_of(target)
     start = time.monotonic()
 
     def progress(done: Archived) -> None:
@@ -58,7 +57,7 @@ def archive(
         released = f", {len(done.released)} days dropped" if done.released else ""
         click.echo(f"{done.rows:,} rows, {rate:,.0f} a second{released} ...", err=True)
 
-    with spark(target) as session:
+    with spark() as session:
         from fairqueue.spark.archiving import archive as run
 
         start = time.monotonic()

@@ -20,13 +20,15 @@ from fairqueue.cli.target import Target
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["PipelineCommand", "Start", "extra", "options_of", "session_options"]
+__all__ = ["PipelineCommand", "Start", "checked_options_of", "extra", "options_of", "session_options"]
 
-#: What a callback gets as ``spark``: ``with spark(target) as session: ...``; None: the command needs no database.
-Start = Callable[["Target | None"], "AbstractContextManager[SparkSession]"]
+#: What a callback gets as ``spark``: ``with spark() as session: ...``
+Start = Callable[[], "AbstractContextManager[SparkSession]"]
 
 
 class PipelineCommand(Command):
+    """One for a role of the kind ``pipeline``."""
+
     kind = "pipeline"
 
 
@@ -57,17 +59,28 @@ def options_of(target: Target) -> dict[str, str]:
     return {"url": libpq(url), "schema": target.schema}
 
 
+def checked_options_of(target: Target) -> dict[str, str]:
+    """The same, of a database that is there, with a schema that this program works with.
+
+    For before Spark starts: that takes its time, and its processes find a password in its environment.
+    """
+    with extra():
+        import pyspark  # noqa: F401 (whoever lacks it needs no database yet)
+    options = options_of(target)
+    with target.session():
+        pass
+    return options
+
+
 def session_options(callback: Callable[..., Any]) -> Callable[..., Any]:
     """Adds --master and --memory; the callback gets ``spark``, which starts a session when it is called."""
 
     def command(*args: Any, master: str, memory: str, **values: Any) -> Any:
-        def start(target: Target | None) -> AbstractContextManager[SparkSession]:
+        def start() -> AbstractContextManager[SparkSession]:
             with extra():
                 import pyspark  # noqa: F401 (which local_session imports when it is entered)
 
                 from fairqueue.spark import local_session
-            if target is not None:
-                target.check()
             # An error is one line, ours; this one says it in JSON, too.
             logging.getLogger("SQLQueryContextLogger").disabled = True
             # The bar says how many tasks of a stage are done.
@@ -77,9 +90,9 @@ def session_options(callback: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return callback(*args, spark=start, **values)
         except Exception as error:
-            if type(error).__module__.startswith(("pyspark.", "py4j.")):
-                raise _explained(error) from error
-            raise
+            if not type(error).__module__.startswith(("pyspark.", "py4j.")):
+                raise  # the command explains it
+            raise _explained(error) from error
 
     # Before the options are added: it takes over those that the callback has already.
     wrapped = update_wrapper(command, callback)
@@ -99,17 +112,22 @@ def session_options(callback: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _explained(error: Exception) -> Failed:
-    """An error of Spark in one line: what we or the database said in a task, or else what Spark says first."""
-    from fairqueue.cli.errors import no_right
-
-    denied = re.findall(r"^psycopg\.errors\.InsufficientPrivilege: (.*)$", str(error), re.MULTILINE)
-    if denied:
-        return Failed(f"{denied[-1]}; {no_right(PipelineCommand.kind)}")
+    """An error of Spark in one line: what this package said in a task, or else what Spark says first."""
     ours = re.findall(r"^(?:fairqueue\.\S+): (.*)$", str(error), re.MULTILINE)
     if ours:
-        return Failed(ours[-1])
+        return Failed(ours[-1] + _way_out(ours[-1]))
     # Of Java: what went wrong and why, each once, however often a stage has been tried again.
     named = dict.fromkeys(re.findall(r"\[[A-Z][A-Z_.]+\] .*", str(error)))
     if named:
         return Failed(" ".join(named))
     return Failed(next((line for line in str(error).splitlines() if line.strip()), type(error).__name__))
+
+
+def _way_out(said: str) -> str:
+    """For a right that was missing in a task, of which no more than the words have come."""
+    from fairqueue.cli.errors import way_to_right
+
+    command = click.get_current_context().command
+    if said.startswith("permission denied for ") and isinstance(command, Command) and command.kind:
+        return f"; {way_to_right(command.kind)}"
+    return ""

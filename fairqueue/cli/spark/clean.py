@@ -26,11 +26,16 @@ __all__ = ["clean"]
 )
 @pass_target
 def clean(target: Target, *, older_than: timedelta) -> None:
-    """Drop the staging tables of loads that died. Each load that succeeds does so, too. Rights: pipeline, operator."""
+    """Drop the staging tables of loads that died. Each load that succeeds does so, too.
+
+    Rights: pipeline, or operator.
+    """
     with extra():
         from fairqueue.spark.engine.loading import clean as run
         from fairqueue.spark.engine.place import Place
 
-    target.check()
-    dropped = run(Place(**options_of(target)), older_than / timedelta(hours=1))
+    place = Place(**options_of(target))
+    with target.session():  # which looks at the schema
+        pass
+    dropped = run(place, older_than / timedelta(hours=1))
     click.echo(f"{dropped} staging table{'' if dropped == 1 else 's'} dropped.")

@@ -12,7 +12,7 @@ from fairqueue.cli.target import Target, pass_target
 from fairqueue.spark.enqueueing import FORMATS
 from fairqueue.spark.enqueueing import enqueue as run
 
-from .base import PipelineCommand, Start, options_of, session_options
+from .base import PipelineCommand, Start, checked_options_of, session_options
 
 __all__ = ["enqueue"]
 
@@ -72,11 +72,10 @@ def enqueue(
     """
     expressions = dict(_assignment(each) for each in others)
     conflict = on_conflict or ("raise" if commit == "direct" else "ignore")
-    # Before Spark starts, whose processes find a password in its environment.
-    options = options_of(target) | {"queue": queue, "commit": commit, "on_conflict": conflict}
+    options = checked_options_of(target) | {"queue": queue, "commit": commit, "on_conflict": conflict}
     if rejects is not None:
         options["rejects"] = rejects
-    with spark(target) as session:
+    with spark() as session:
         start = time.monotonic()
         done = run(
             session,

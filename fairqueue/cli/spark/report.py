@@ -69,7 +69,7 @@ def report(
     weights = _weights(target) if archive is None or target.place is not None else None
     # Before Spark starts, whose processes find a password in its environment.
     options = {} if archive else options_of(target)
-    with spark(None if archive else target) as session, contextlib.ExitStack() as held:
+    with spark() as session, contextlib.ExitStack() as held:
         from fairqueue.spark import snapshot
         from fairqueue.spark.reporting import page, summary
         from fairqueue.spark.reporting import report as compute

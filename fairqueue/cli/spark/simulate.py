@@ -158,7 +158,7 @@ def _simulated(spark: Start, scenarios: Sequence[Scenario], out: Path | None) ->
     """The rows in the order of the scenarios."""
     from fairqueue.spark.simulation import GROUPS, simulate
 
-    with spark(None) as session, _progress(session, scenarios):
+    with spark() as session, _progress(session, scenarios):
         table = simulate(session, scenarios).toArrow().sort_by("scenario")
     if out is not None:
         from pyarrow import parquet

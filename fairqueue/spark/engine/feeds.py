@@ -144,7 +144,7 @@ class Feed:
         if cursor is not None and cursor > (start.xid, start.message_id):
             raise FairqueueError(
                 f"feed {self._name!r} has read on from there, so that history may be dropped before it is read again:"
-                " name another feed, begin with the latest, or have an operator call first"
+                " name another feed, begin with the latest, or first, as an operator,"
                 f" SELECT {self._place.name('feed_forget')}({literal(str(self._name))})"
             )
         self.move(start)
