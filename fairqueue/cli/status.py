@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Self
 import click
 from click.exceptions import Exit
 
-from .base import INTERRUPTED, Command, ended
+from .base import Command, ended
 from .failures import Failed
-from .output import as_json, duration, echo_json, make_console, make_table, moment, number, printable
+from .output import as_json, duration, echo, echo_json, make_console, make_table, moment, number, printable
 from .signals import exit_by, handled
 from .target import Target, pass_target
 
@@ -94,8 +94,8 @@ def _once(target: Target, queue: str | None, limit: int | None, *, as_json: bool
     if as_json:
         echo_json(_document(found))
         return
-    if queue is not None and not _is_known(target, found.queues[0]):
-        console.print(f"Nothing is known of queue {printable(queue)}: it may be misspelt.")
+    if queue is not None and not found.queues[0].channel_count and not _is_known(target, queue):
+        echo(f"queue {queue!r}: nothing is known of it; its name may be misspelt")
         return
     if not found.queues:
         console.print("No queue has anything in it.")
@@ -112,18 +112,16 @@ def _look(target: Target, queue: str | None, limit: int | None) -> Status:
         return status(session, queue, limit=limit)
 
 
-def _is_known(target: Target, queue: QueueStatus) -> bool:
-    """Whether it has, or ever had, anything: who dequeues where nothing ever was leaves no trace."""
-    if queue.channel_count:
-        return True
+def _is_known(target: Target, queue: str) -> bool:
+    """Whether a queue in which nothing stands has a policy, has ever served a message, or has one in its history."""
     from sqlalchemy import exists, or_, select
 
-    from fairqueue.models import Channel, Queue
-    from fairqueue.models.scheduler import rotation
+    from fairqueue.models import Channel, History, Queue, rotation
 
-    names = (Queue.name, Channel.queue, rotation.c.queue)
+    # In this order: the history, where no index leads to a queue, is read only if there is nothing else.
+    names = (Queue.name, Channel.queue, rotation.c.queue, History.queue)
     with target.session() as session:
-        return bool(session.scalar(select(or_(*(exists().where(name == queue.name) for name in names)))))
+        return session.scalars(select(or_(*(exists().where(name == queue) for name in names)))).one()
 
 
 def _document(found: Status) -> dict[str, Any]:
@@ -148,8 +146,7 @@ def _watch(target: Target, queue: str | None, limit: int | None, seconds: float)
     except KeyboardInterrupt:
         pass  # the way to end it
     except Exception as error:
-        end = ended(error)
-        if not isinstance(end, Exit) or end.exit_code != INTERRUPTED:
+        if not isinstance(ended(error), Exit):  # a driver has raised its error in place of that
             raise
 
 

@@ -119,33 +119,21 @@ def _load_one(name: str) -> Worker:
 
 
 def _not_imported(module_name: str, error: Exception) -> Exception:
-    """What to raise instead; an error that nobody expects is printed first, from the application's own lines on."""
+    """What to raise instead; what may be the module's mistake is printed first, from the application's own lines on."""
+    from sqlalchemy.exc import NoSuchModuleError
+
+    from fairqueue.errors import FairqueueError
+
     from .errors import explained
 
-    if not _is_of_the_code(error) and (failure := explained(error, kind=_WorkersCommand.kind)):
+    told = isinstance(error, FairqueueError | NoSuchModuleError | ImportError)
+    if told and (failure := explained(error, kind=_WorkersCommand.kind)):
         return failure
     rest = error.__traceback__
     while rest is not None and not _is_of_a_module(rest.tb_frame):
         rest = rest.tb_next
     traceback.print_exception(error.with_traceback(rest))
     return Failed(f"{module_name} can't be imported: {type(error).__name__}: {error}")
-
-
-def _is_of_the_code(error: Exception) -> bool:
-    """Whether it is what commands explain by the command line, but the application's code will be the cause of it."""
-    from sqlalchemy.exc import ArgumentError, NoSuchModuleError
-
-    match error:
-        case NoSuchModuleError():
-            return False
-        case ModuleNotFoundError(name="psycopg2"):  # SQLAlchemy's import is that of a URL without +psycopg
-            *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-            return not str(frame.f_globals.get("__name__", "")).startswith("sqlalchemy.")
-        case ModuleNotFoundError():
-            return False
-        case ImportError():
-            return "pq wrapper" not in str(error)  # psycopg's own, without libpq
-    return isinstance(error, ArgumentError | UnicodeEncodeError)
 
 
 def _is_of_a_module(frame: FrameType) -> bool:

@@ -61,6 +61,7 @@ __all__ = [
     "shared",
 ]
 
+_MEMORY = Path("/dev/shm")  # noqa: S108 (what is made there is checked to be ours)
 _ROOM_IN_MEMORY = 2 << 30
 _SETTINGS = {"max_connections": "200"}
 # Only a crash of the machine could lose data, and that takes the directory too. A crash of the server alone
@@ -150,11 +151,11 @@ def url_in(variable: str) -> str | None:
 
 
 def _scratch(*, in_memory: bool) -> Path:
+    """Our directory for servers that are thrown away."""
     name = f"fairqueue-{os.geteuid()}"
-    memory = Path("/dev/shm")  # noqa: S108 (what is made there is checked to be ours)
-    if in_memory and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free >= _ROOM_IN_MEMORY:
-        with contextlib.suppress(EmbeddedError):  # somebody else has made one of that name
-            return own_directory(memory / name)
+    if in_memory and os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free >= _ROOM_IN_MEMORY:
+        with contextlib.suppress(EmbeddedError):  # everybody may write there, and somebody has taken the name
+            return own_directory(_MEMORY / name)
     return own_directory(Path(tempfile.gettempdir()) / name)
 
 

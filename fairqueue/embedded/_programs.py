@@ -8,6 +8,7 @@ import os
 import pwd
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -46,11 +47,25 @@ class Programs(NamedTuple):
         return f"the account {self.account.pw_name!r}" if self.account else "this user"
 
     def run(self, program: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        """In a session of its own: Ctrl-C is for the caller, whose interrupt ends it with what it has started."""
         command = [str(self.folder / program), *arguments]
-        # A session of its own, as Ctrl-C in a terminal would end what initdb starts, whatever we and initdb block.
-        return subprocess.run(
-            command, **self.options(), cwd="/", capture_output=True, text=True, check=False, start_new_session=True
-        )
+        with subprocess.Popen(
+            command,
+            **self.options(),
+            cwd="/",
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        ) as process:
+            try:
+                stdout, stderr = process.communicate()
+            except BaseException:
+                with contextlib.suppress(ProcessLookupError, PermissionError):  # it has just ended
+                    os.killpg(process.pid, signal.SIGTERM)
+                process.wait()  # for an interrupt, the end of the block doesn't
+                raise
+        return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
 
     def options(self) -> "_Options":
         """For subprocess: never as root, and with none of the caller's locale, time zone and PG variables.

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import psycopg
 import pytest
 from click.testing import CliRunner
 from sqlalchemy import Engine, create_engine, text
@@ -74,29 +73,29 @@ def test_status_of_limits_and_of_a_queue_that_is_paused(run: Run, session: Sessi
 
 def test_status_of_nothing(run: Run) -> None:
     assert run("status").stdout == "No queue has anything in it.\n"
-    assert run("status", "nosuch").stdout == "Nothing is known of queue nosuch: it may be misspelt.\n"
 
 
-def test_status_of_a_queue_that_has_only_a_policy(run: Run, session: Session) -> None:
-    session.add(fq.Queue("quiet"))
+@pytest.mark.parametrize("known_by", [None, "channel", "policy", "rotation", "history"])
+def test_status_of_a_queue_that_is_not_there(run: Run, session: Session, known_by: str | None) -> None:
+    """It is one whose name is misspelt, unless something tells of it."""
+    match known_by:
+        case "channel":
+            session.add(fq.Channel("acme", queue="mails"))
+        case "policy":
+            session.add(fq.Queue("mails"))
+        case "rotation":
+            acts.put(session, "acme", queue="mails")
+            acts.complete(session, acts.lease_of(session, queue="mails"))
+            acts.sql(session, "DELETE FROM fairqueue.history")
+        case "history":
+            session.execute(fq.cancel(acts.put(session, "acme", queue="mails")))
     session.commit()
-    assert run("status", "quiet").stdout.startswith("queue quiet\n")
-
-
-def test_watching_ends_by_ctrl_c_whatever_the_driver_makes_of_it(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    looks = [status._look]
-
-    def look(*arguments: Any) -> Any:
-        if looks:
-            return looks.pop()(*arguments)
-        try:
-            raise KeyboardInterrupt
-        finally:
-            raise psycopg.errors.PipelineAborted
-
-    monkeypatch.setattr(status, "_look", look)
-    monkeypatch.setattr("fairqueue.cli.status.time.sleep", lambda _: None)
-    assert run("status", "--watch").exit_code == 0
+    output = run("status", "mails").stdout
+    if known_by is None:
+        assert output == "queue 'mails': nothing is known of it; its name may be misspelt\n"
+    else:
+        assert output.startswith("queue mails\n")
+    assert document(run("status", "mails", "--json"))["queues"][0]["ready"] == 0
 
 
 def test_watching_where_no_screen_can_be_rewritten(run: Run, session: Session, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,10 +8,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import click
 import psycopg
 import pytest
 from click.testing import CliRunner
@@ -20,6 +20,7 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from fairqueue import embedded
+from fairqueue.cli import status
 from fairqueue.cli.base import Command
 from fairqueue.cli.program import program
 from tests import acts
@@ -390,19 +391,30 @@ def test_ctrl_c_is_quiet(database_url: str, engine: Engine, session: Session) ->
 @pytest.mark.parametrize(("end", "code"), [(SystemExit(143), 143), (KeyboardInterrupt(), 130)])
 def test_a_signal_counts_whatever_the_driver_makes_of_it(end: BaseException, code: int) -> None:
     """It may come in the middle of a conversation with the server, which can't be ended properly then."""
-
-    @click.command(cls=Command)
-    def interrupted() -> None:
-        try:
-            try:
-                raise end
-            finally:
-                raise psycopg.OperationalError("cannot exit pipeline mode while busy")
-        except psycopg.Error as error:
-            raise OperationalError(None, None, error) from error
-
+    interrupted = Command("interrupted", callback=partial(raise_in_place_of, end))
     result = CliRunner().invoke(interrupted)
     assert (result.exit_code, result.output) == (code, "")
+
+
+@pytest.mark.parametrize(("end", "code"), [(SystemExit(143), 143), (KeyboardInterrupt(), 0)])
+def test_a_signal_ends_a_watch_whatever_the_driver_makes_of_it(
+    end: BaseException, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C is the way to end one."""
+    monkeypatch.setattr(status, "_look", lambda *_: raise_in_place_of(end))
+    result = CliRunner().invoke(program, ["--dsn", "postgresql:///", "status", "--watch"])
+    assert (result.exit_code, result.output) == (code, "")
+
+
+def raise_in_place_of(end: BaseException) -> None:
+    """What SQLAlchemy makes of what psycopg raises after such an end."""
+    try:
+        try:
+            raise end
+        finally:
+            raise psycopg.OperationalError("cannot exit pipeline mode while busy")
+    except psycopg.Error as error:
+        raise OperationalError(None, None, error) from error
 
 
 def test_watch_goes_on_after_a_restart_of_the_server(tmp_path: Path) -> None:
