@@ -5,8 +5,8 @@ enqueues, dequeues and completes, in blocks by turns with the reference. CPU cou
 machine meanwhile. WAL and the other counters are the server's. synchronous_commit is off.
 
 A batch is enqueued before each is dequeued, so each dequeue of fairqueue has news to take in. The ratio of CPU goes by
-the machine, and by what the limit comes to: on an EPYC, in the run of 2026-11-26, it was 2.5 to 3.5, of a limit that took
-280 µs for a message by itself.
+the machine, and by what the limit comes to: on an EPYC, in the run of 2026-11-26, it was 2.5 to 3.5, of a limit that
+took 280 µs for a message by itself.
 """
 
 from __future__ import annotations
