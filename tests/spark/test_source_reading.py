@@ -90,9 +90,8 @@ class TestFrames:
         frame = spark.read.format("fairqueue").schema(schema).options(url=url, since=noon(2).isoformat()).load()
         assert frame.columns == ["xid", "message_id"]
         assert sorted(each.message_id for each in frame.collect()) == list(range(30))
-        assert loaded(spark, url, columns="queue,cost", channels='["tenant, 1"]').agg({"cost": "count"}).first() == (
-            18,
-        )
+        some = loaded(spark, url, columns="queue,cost", channels='["tenant, 1"]')
+        assert some.agg({"cost": "count"}).first() == (18,)
 
     def test_of_nothing_under_a_snapshot(self, spark: "SparkSession", url: str) -> None:
         with held_snapshot(url) as now:
