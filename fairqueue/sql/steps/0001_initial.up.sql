@@ -3022,6 +3022,7 @@ BEGIN
         END IF;
     END IF;
 
+    -- OFFSET 0 keeps these steps apart: merged, what one makes would be written out each time that another uses it.
     WITH known AS (
         SELECT n.channel, n.at, n.id, n.ended, n.running AS counted,
             l.row, l.due, l.tag, l.since, l.is_planned, l.head_at, l.head_id, l.running, l.counted_from, l.released_at,
@@ -3039,16 +3040,22 @@ BEGIN
         LEFT JOIN queue q ON q.name = v_queue
         CROSS JOIN unnest(channels, ats, ids, ended, running) AS n (channel, at, id, ended, running)
         LEFT JOIN LATERAL (
-            SELECT l.ctid AS row, l.*, NOT rebuild AND v_is_planned AND (l.planned, l.since) > (v_vtime, v_vsince) AS is_planned
+            SELECT l.ctid AS row, l.due, l.tag, l.since, l.head_at, l.head_id, l.running, l.counted_from, l.released_at,
+                l.weight, l.max_concurrency, l.release_interval, l.burst, l.paused_until,
+                NOT rebuild AND v_is_planned AND (l.planned, l.since) > (v_vtime, v_vsince) AS is_planned
             FROM lane l
             WHERE l.queue = v_queue AND l.channel = n.channel
             ORDER BY l.tag DESC LIMIT 1) l ON true
-        LEFT JOIN channel c ON c.queue = v_queue AND c.name = n.channel
+        -- One by one, also where the plan was made when there were hardly any: joined, all of the queue might be read.
+        LEFT JOIN LATERAL (
+            SELECT c.* FROM channel c WHERE c.queue = v_queue AND c.name = n.channel LIMIT 1) c ON true
+        OFFSET 0
     ), head AS (
         SELECT k.*, rebuild OR (k.at IS NOT NULL AND (k.due IS NULL OR (k.at, k.id) < (k.head_at, k.head_id))) AS moves,
             CASE WHEN k.max_concurrency IS NULL THEN 0
                 ELSE coalesce(k.counted, greatest(k.running - coalesce(k.ended, 0), 0), 0) END AS new_running
         FROM known k
+        OFFSET 0
     ), news AS (
         SELECT h.*, CASE WHEN h.moves THEN h.at WHEN h.due IS NOT NULL THEN h.head_at END AS new_at,
             CASE WHEN h.moves AND h.at IS NOT NULL THEN h.id ELSE coalesce(h.head_id, 0) END AS new_id
@@ -3062,6 +3069,7 @@ BEGIN
             n.burst, coalesce(n.released_at, 0)) AS new_due
         FROM news n
         WHERE n.row IS NOT NULL OR n.new_at IS NOT NULL OR n.new_running > 0
+        OFFSET 0
     ), wanted AS MATERIALIZED (
         -- Rebuilding gives all ready lanes new numbers, in the order of the old ones.
         SELECT t.row, t.channel, t.due, t.new_due, t.new_at, t.new_id, t.new_running, t.counted, t.weight, t.burst,
@@ -3218,47 +3226,46 @@ DECLARE
     v_leases bigint[];
 BEGIN
     -- In doubt since this transaction began: for the next one, or a call that has looked at many would never end.
-    WITH late AS MATERIALIZED (
-        SELECT s.*, true AS is_late
-        FROM unnest(v_open) AS o (xid)
-        CROSS JOIN LATERAL (
-            SELECT s.ctid AS row, s.channel, s.dequeue_at, s.message_id, s.counted, s.xid
+    WITH gone AS (
+        DELETE FROM signal s
+        WHERE s.ctid = ANY (ARRAY(
+            (SELECT s.row
+            FROM unnest(v_open) AS o (xid)
+            CROSS JOIN LATERAL (
+                SELECT s.ctid AS row
+                FROM signal s
+                WHERE s.queue = v_queue AND s.urgent = is_urgent AND s.xid = o.xid
+                    AND NOT (s.xid = v_xid AND s.message_id IS NOT NULL AND s.dequeue_at IS NULL)
+                LIMIT max_signals) s
+            -- Who is still under way has told nothing yet, however much it wrote.
+            WHERE o.xid < v_from AND pg_visible_in_snapshot(o.xid, pg_current_snapshot())
+            LIMIT max_signals)
+            UNION ALL
+            (SELECT s.ctid
             FROM signal s
-            WHERE s.queue = v_queue AND s.urgent = is_urgent AND s.xid = o.xid
+            WHERE s.queue = v_queue AND s.urgent = is_urgent AND s.xid >= v_from
                 AND NOT (s.xid = v_xid AND s.message_id IS NOT NULL AND s.dequeue_at IS NULL)
-            LIMIT max_signals) s
-        -- Who is still under way has told nothing yet, however much it wrote.
-        WHERE o.xid < v_from AND pg_visible_in_snapshot(o.xid, pg_current_snapshot())
-        LIMIT max_signals
-    ), fresh AS MATERIALIZED (
-        SELECT s.ctid AS row, s.channel, s.dequeue_at, s.message_id, s.counted, s.xid, false AS is_late
-        FROM signal s
-        WHERE s.queue = v_queue AND s.urgent = is_urgent AND s.xid >= v_from
-            AND NOT (s.xid = v_xid AND s.message_id IS NOT NULL AND s.dequeue_at IS NULL)
-        ORDER BY s.xid
-        LIMIT max_signals
-    ), batch AS MATERIALIZED (
-        SELECT b.*, b.counted IS NOT NULL AND (b.message_id IS NULL OR b.dequeue_at IS NOT NULL OR coalesce((
-            SELECT coalesce(m.counted, -1) >= b.counted OR m.leased_until IS NULL
-            FROM message m WHERE m.id = b.message_id), true)) AS is_end
-        FROM (SELECT * FROM late UNION ALL SELECT * FROM fresh) b
-    ), gone AS (
-        DELETE FROM signal s USING batch b WHERE s.ctid = b.row
+            ORDER BY s.xid
+            LIMIT max_signals)))
+        RETURNING s.channel, s.dequeue_at, s.message_id, s.counted, s.xid, s.xid < v_from AS is_late,
+            s.counted IS NOT NULL AND (s.message_id IS NULL OR s.dequeue_at IS NOT NULL OR coalesce((
+                SELECT coalesce(m.counted, -1) >= s.counted OR m.leased_until IS NULL
+                FROM message m WHERE m.id = s.message_id), true)) AS is_end
     -- A lease that could not be marked when it was counted, and is still there.
     ), again AS (
         INSERT INTO signal (queue, channel, message_id, counted, urgent)
-        SELECT v_queue, b.channel, b.message_id, b.counted, true
-        FROM batch b
-        WHERE b.counted IS NOT NULL AND NOT b.is_end
+        SELECT v_queue, g.channel, g.message_id, g.counted, true
+        FROM gone g
+        WHERE g.counted IS NOT NULL AND NOT g.is_end
         RETURNING 1
     ), news AS (
-        SELECT b.channel, min(b.dequeue_at) AS at,
-            (array_agg(b.message_id ORDER BY b.dequeue_at, b.message_id))[1] AS id,
-            array_agg(b.counted) FILTER (WHERE b.is_end) AS ends,
-            bool_or(b.message_id IS NULL AND b.counted IS NULL) AS changed
-        FROM batch b
-        WHERE b.channel IS NOT NULL
-        GROUP BY b.channel
+        SELECT g.channel, min(g.dequeue_at) AS at,
+            (array_agg(g.message_id ORDER BY g.dequeue_at, g.message_id))[1] AS id,
+            array_agg(g.counted) FILTER (WHERE g.is_end) AS ends,
+            bool_or(g.message_id IS NULL AND g.counted IS NULL) AS changed
+        FROM gone g
+        WHERE g.channel IS NOT NULL
+        GROUP BY g.channel
     ), news_lists AS (
         SELECT array_agg(n.channel) AS channels, array_agg(n.at) AS ats,
             array_agg(CASE WHEN n.at IS NOT NULL THEN n.id END) AS ids, array_agg(e.ended) AS ended,
@@ -3270,18 +3277,18 @@ BEGIN
             WHERE x >= (SELECT l.counted_from FROM lane l WHERE l.queue = v_queue AND l.channel = n.channel
                 ORDER BY l.tag DESC LIMIT 1)) e
     ), counts AS (
-        SELECT count(*) FILTER (WHERE NOT b.is_late) AS folded, count(*) FILTER (WHERE b.is_late) AS late,
-            (array_agg(b.xid ORDER BY b.xid DESC))[1] AS last,
-            count(*) FILTER (WHERE b.is_end AND b.counted >= v_counted_from) AS ended,
-            coalesce(bool_or(b.channel IS NULL AND b.message_id IS NULL AND b.dequeue_at IS NULL), false)
+        SELECT count(*) FILTER (WHERE NOT g.is_late) AS folded, count(*) FILTER (WHERE g.is_late) AS late,
+            (array_agg(g.xid ORDER BY g.xid DESC))[1] AS last,
+            count(*) FILTER (WHERE g.is_end AND g.counted >= v_counted_from) AS ended,
+            coalesce(bool_or(g.channel IS NULL AND g.message_id IS NULL AND g.dequeue_at IS NULL), false)
                 AS channels_changed,
-            coalesce(bool_or(b.channel IS NULL AND b.dequeue_at IS NOT NULL), false) AS queue_changed,
-            array_agg(b.message_id) FILTER (WHERE b.channel IS NULL AND b.message_id IS NOT NULL) AS leases,
+            coalesce(bool_or(g.channel IS NULL AND g.dequeue_at IS NOT NULL), false) AS queue_changed,
+            array_agg(g.message_id) FILTER (WHERE g.channel IS NULL AND g.message_id IS NOT NULL) AS leases,
             -- Of those that began before and enqueued late there may be many, but hardly ever is one of them the last.
-            coalesce((array_agg(b.message_id ORDER BY b.xid DESC, b.message_id) FILTER (WHERE NOT b.is_late))[1],
-                min(b.message_id)) AS first_id,
+            coalesce((array_agg(g.message_id ORDER BY g.xid DESC, g.message_id) FILTER (WHERE NOT g.is_late))[1],
+                min(g.message_id)) AS first_id,
             (SELECT count(*) FROM again) AS doubtful
-        FROM batch b
+        FROM gone g
     )
     SELECT pg_current_snapshot(), c.folded, c.late, c.last, c.ended, c.channels_changed, c.queue_changed, c.doubtful,
         c.first_id, c.leases, l.channels, l.ats, l.ids, l.ended, l.changed
@@ -4354,6 +4361,8 @@ BEGIN
             WINDOW w AS (ORDER BY m.dequeue_at, m.id)
             ORDER BY m.dequeue_at, m.id
             LIMIT 1) m ON true
+        -- Kept apart: merged, what this makes would be written out each time that it is used below.
+        OFFSET 0
     ), first AS MATERIALIZED (
         SELECT s.*, s.ripe AND s.tag < min(s.next_tag) FILTER (WHERE s.ripe) OVER () AS taken
         FROM seen s
@@ -4935,9 +4944,10 @@ SET search_path FROM CURRENT
 AS $$
 DECLARE
     v_key CONSTANT bigint := queue_key(queue);
+    v_held text;
 BEGIN
     IF (shared AND pg_try_advisory_xact_lock_shared(v_key)) OR (NOT shared AND pg_try_advisory_xact_lock(v_key)) THEN
-        PERFORM set_config('fairqueue_turn.held', 'yes', true);
+        v_held := set_config('fairqueue_turn.held', 'yes', true);  -- assigned, as PERFORM would run a query for it
         RETURN true;
     ELSIF wrote OR current_setting('fairqueue_turn.held', true) = 'yes' THEN
         RETURN false;
@@ -4987,12 +4997,13 @@ CREATE FUNCTION scheduler_under_way(
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 AS $$
-DECLARE
-    v_xids CONSTANT xid8[] := ARRAY(SELECT x FROM pg_snapshot_xip(snapshot) AS x UNION SELECT pg_current_xact_id());
 BEGIN
-    horizon := least(most, pg_snapshot_xmax(snapshot), (
-        SELECT x FROM unnest(v_xids) AS x WHERE x > since AND (x > told) IS NOT FALSE ORDER BY x LIMIT 1));
-    open := ARRAY(SELECT x FROM unnest(v_xids) AS x WHERE x < horizon);
+    SELECT least(most, pg_snapshot_xmax(snapshot),
+            (array_agg(u.xid ORDER BY u.xid) FILTER (WHERE u.xid > since AND (u.xid > told) IS NOT FALSE))[1]),
+        array_agg(u.xid)
+    INTO horizon, open
+    FROM (SELECT pg_snapshot_xip(snapshot) AS xid UNION SELECT pg_current_xact_id()) u;
+    open := ARRAY(SELECT x FROM unnest(open) AS x WHERE x < horizon);
 END
 $$;
 

@@ -59,6 +59,7 @@ BEGIN
         END IF;
     END IF;
 
+    -- OFFSET 0 keeps these steps apart: merged, what one makes would be written out each time that another uses it.
     WITH known AS (
         SELECT n.channel, n.at, n.id, n.ended, n.running AS counted,
             l.row, l.due, l.tag, l.since, l.is_planned, l.head_at, l.head_id, l.running, l.counted_from, l.released_at,
@@ -76,16 +77,22 @@ BEGIN
         LEFT JOIN queue q ON q.name = v_queue
         CROSS JOIN unnest(channels, ats, ids, ended, running) AS n (channel, at, id, ended, running)
         LEFT JOIN LATERAL (
-            SELECT l.ctid AS row, l.*, NOT rebuild AND v_is_planned AND (l.planned, l.since) > (v_vtime, v_vsince) AS is_planned
+            SELECT l.ctid AS row, l.due, l.tag, l.since, l.head_at, l.head_id, l.running, l.counted_from, l.released_at,
+                l.weight, l.max_concurrency, l.release_interval, l.burst, l.paused_until,
+                NOT rebuild AND v_is_planned AND (l.planned, l.since) > (v_vtime, v_vsince) AS is_planned
             FROM lane l
             WHERE l.queue = v_queue AND l.channel = n.channel
             ORDER BY l.tag DESC LIMIT 1) l ON true
-        LEFT JOIN channel c ON c.queue = v_queue AND c.name = n.channel
+        -- One by one, also where the plan was made when there were hardly any: joined, all of the queue might be read.
+        LEFT JOIN LATERAL (
+            SELECT c.* FROM channel c WHERE c.queue = v_queue AND c.name = n.channel LIMIT 1) c ON true
+        OFFSET 0
     ), head AS (
         SELECT k.*, rebuild OR (k.at IS NOT NULL AND (k.due IS NULL OR (k.at, k.id) < (k.head_at, k.head_id))) AS moves,
             CASE WHEN k.max_concurrency IS NULL THEN 0
                 ELSE coalesce(k.counted, greatest(k.running - coalesce(k.ended, 0), 0), 0) END AS new_running
         FROM known k
+        OFFSET 0
     ), news AS (
         SELECT h.*, CASE WHEN h.moves THEN h.at WHEN h.due IS NOT NULL THEN h.head_at END AS new_at,
             CASE WHEN h.moves AND h.at IS NOT NULL THEN h.id ELSE coalesce(h.head_id, 0) END AS new_id
@@ -99,6 +106,7 @@ BEGIN
             n.burst, coalesce(n.released_at, 0)) AS new_due
         FROM news n
         WHERE n.row IS NOT NULL OR n.new_at IS NOT NULL OR n.new_running > 0
+        OFFSET 0
     ), wanted AS MATERIALIZED (
         -- Rebuilding gives all ready lanes new numbers, in the order of the old ones.
         SELECT t.row, t.channel, t.due, t.new_due, t.new_at, t.new_id, t.new_running, t.counted, t.weight, t.burst,

@@ -43,47 +43,46 @@ DECLARE
     v_leases bigint[];
 BEGIN
     -- In doubt since this transaction began: for the next one, or a call that has looked at many would never end.
-    WITH late AS MATERIALIZED (
-        SELECT s.*, true AS is_late
-        FROM unnest(v_open) AS o (xid)
-        CROSS JOIN LATERAL (
-            SELECT s.ctid AS row, s.channel, s.dequeue_at, s.message_id, s.counted, s.xid
+    WITH gone AS (
+        DELETE FROM signal s
+        WHERE s.ctid = ANY (ARRAY(
+            (SELECT s.row
+            FROM unnest(v_open) AS o (xid)
+            CROSS JOIN LATERAL (
+                SELECT s.ctid AS row
+                FROM signal s
+                WHERE s.queue = v_queue AND s.urgent = is_urgent AND s.xid = o.xid
+                    AND NOT (s.xid = v_xid AND s.message_id IS NOT NULL AND s.dequeue_at IS NULL)
+                LIMIT max_signals) s
+            -- Who is still under way has told nothing yet, however much it wrote.
+            WHERE o.xid < v_from AND pg_visible_in_snapshot(o.xid, pg_current_snapshot())
+            LIMIT max_signals)
+            UNION ALL
+            (SELECT s.ctid
             FROM signal s
-            WHERE s.queue = v_queue AND s.urgent = is_urgent AND s.xid = o.xid
+            WHERE s.queue = v_queue AND s.urgent = is_urgent AND s.xid >= v_from
                 AND NOT (s.xid = v_xid AND s.message_id IS NOT NULL AND s.dequeue_at IS NULL)
-            LIMIT max_signals) s
-        -- Who is still under way has told nothing yet, however much it wrote.
-        WHERE o.xid < v_from AND pg_visible_in_snapshot(o.xid, pg_current_snapshot())
-        LIMIT max_signals
-    ), fresh AS MATERIALIZED (
-        SELECT s.ctid AS row, s.channel, s.dequeue_at, s.message_id, s.counted, s.xid, false AS is_late
-        FROM signal s
-        WHERE s.queue = v_queue AND s.urgent = is_urgent AND s.xid >= v_from
-            AND NOT (s.xid = v_xid AND s.message_id IS NOT NULL AND s.dequeue_at IS NULL)
-        ORDER BY s.xid
-        LIMIT max_signals
-    ), batch AS MATERIALIZED (
-        SELECT b.*, b.counted IS NOT NULL AND (b.message_id IS NULL OR b.dequeue_at IS NOT NULL OR coalesce((
-            SELECT coalesce(m.counted, -1) >= b.counted OR m.leased_until IS NULL
-            FROM message m WHERE m.id = b.message_id), true)) AS is_end
-        FROM (SELECT * FROM late UNION ALL SELECT * FROM fresh) b
-    ), gone AS (
-        DELETE FROM signal s USING batch b WHERE s.ctid = b.row
+            ORDER BY s.xid
+            LIMIT max_signals)))
+        RETURNING s.channel, s.dequeue_at, s.message_id, s.counted, s.xid, s.xid < v_from AS is_late,
+            s.counted IS NOT NULL AND (s.message_id IS NULL OR s.dequeue_at IS NOT NULL OR coalesce((
+                SELECT coalesce(m.counted, -1) >= s.counted OR m.leased_until IS NULL
+                FROM message m WHERE m.id = s.message_id), true)) AS is_end
     -- A lease that could not be marked when it was counted, and is still there.
     ), again AS (
         INSERT INTO signal (queue, channel, message_id, counted, urgent)
-        SELECT v_queue, b.channel, b.message_id, b.counted, true
-        FROM batch b
-        WHERE b.counted IS NOT NULL AND NOT b.is_end
+        SELECT v_queue, g.channel, g.message_id, g.counted, true
+        FROM gone g
+        WHERE g.counted IS NOT NULL AND NOT g.is_end
         RETURNING 1
     ), news AS (
-        SELECT b.channel, min(b.dequeue_at) AS at,
-            (array_agg(b.message_id ORDER BY b.dequeue_at, b.message_id))[1] AS id,
-            array_agg(b.counted) FILTER (WHERE b.is_end) AS ends,
-            bool_or(b.message_id IS NULL AND b.counted IS NULL) AS changed
-        FROM batch b
-        WHERE b.channel IS NOT NULL
-        GROUP BY b.channel
+        SELECT g.channel, min(g.dequeue_at) AS at,
+            (array_agg(g.message_id ORDER BY g.dequeue_at, g.message_id))[1] AS id,
+            array_agg(g.counted) FILTER (WHERE g.is_end) AS ends,
+            bool_or(g.message_id IS NULL AND g.counted IS NULL) AS changed
+        FROM gone g
+        WHERE g.channel IS NOT NULL
+        GROUP BY g.channel
     ), news_lists AS (
         SELECT array_agg(n.channel) AS channels, array_agg(n.at) AS ats,
             array_agg(CASE WHEN n.at IS NOT NULL THEN n.id END) AS ids, array_agg(e.ended) AS ended,
@@ -95,18 +94,18 @@ BEGIN
             WHERE x >= (SELECT l.counted_from FROM lane l WHERE l.queue = v_queue AND l.channel = n.channel
                 ORDER BY l.tag DESC LIMIT 1)) e
     ), counts AS (
-        SELECT count(*) FILTER (WHERE NOT b.is_late) AS folded, count(*) FILTER (WHERE b.is_late) AS late,
-            (array_agg(b.xid ORDER BY b.xid DESC))[1] AS last,
-            count(*) FILTER (WHERE b.is_end AND b.counted >= v_counted_from) AS ended,
-            coalesce(bool_or(b.channel IS NULL AND b.message_id IS NULL AND b.dequeue_at IS NULL), false)
+        SELECT count(*) FILTER (WHERE NOT g.is_late) AS folded, count(*) FILTER (WHERE g.is_late) AS late,
+            (array_agg(g.xid ORDER BY g.xid DESC))[1] AS last,
+            count(*) FILTER (WHERE g.is_end AND g.counted >= v_counted_from) AS ended,
+            coalesce(bool_or(g.channel IS NULL AND g.message_id IS NULL AND g.dequeue_at IS NULL), false)
                 AS channels_changed,
-            coalesce(bool_or(b.channel IS NULL AND b.dequeue_at IS NOT NULL), false) AS queue_changed,
-            array_agg(b.message_id) FILTER (WHERE b.channel IS NULL AND b.message_id IS NOT NULL) AS leases,
+            coalesce(bool_or(g.channel IS NULL AND g.dequeue_at IS NOT NULL), false) AS queue_changed,
+            array_agg(g.message_id) FILTER (WHERE g.channel IS NULL AND g.message_id IS NOT NULL) AS leases,
             -- Of those that began before and enqueued late there may be many, but hardly ever is one of them the last.
-            coalesce((array_agg(b.message_id ORDER BY b.xid DESC, b.message_id) FILTER (WHERE NOT b.is_late))[1],
-                min(b.message_id)) AS first_id,
+            coalesce((array_agg(g.message_id ORDER BY g.xid DESC, g.message_id) FILTER (WHERE NOT g.is_late))[1],
+                min(g.message_id)) AS first_id,
             (SELECT count(*) FROM again) AS doubtful
-        FROM batch b
+        FROM gone g
     )
     SELECT pg_current_snapshot(), c.folded, c.late, c.last, c.ended, c.channels_changed, c.queue_changed, c.doubtful,
         c.first_id, c.leases, l.channels, l.ats, l.ids, l.ended, l.changed

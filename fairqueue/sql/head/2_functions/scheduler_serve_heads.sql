@@ -48,6 +48,8 @@ BEGIN
             WINDOW w AS (ORDER BY m.dequeue_at, m.id)
             ORDER BY m.dequeue_at, m.id
             LIMIT 1) m ON true
+        -- Kept apart: merged, what this makes would be written out each time that it is used below.
+        OFFSET 0
     ), first AS MATERIALIZED (
         SELECT s.*, s.ripe AND s.tag < min(s.next_tag) FILTER (WHERE s.ripe) OVER () AS taken
         FROM seen s

@@ -16,9 +16,10 @@ SET search_path FROM CURRENT
 AS $$
 DECLARE
     v_key CONSTANT bigint := queue_key(queue);
+    v_held text;
 BEGIN
     IF (shared AND pg_try_advisory_xact_lock_shared(v_key)) OR (NOT shared AND pg_try_advisory_xact_lock(v_key)) THEN
-        PERFORM set_config('fairqueue_turn.held', 'yes', true);
+        v_held := set_config('fairqueue_turn.held', 'yes', true);  -- assigned, as PERFORM would run a query for it
         RETURN true;
     ELSIF wrote OR current_setting('fairqueue_turn.held', true) = 'yes' THEN
         RETURN false;

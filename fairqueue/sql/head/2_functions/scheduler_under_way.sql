@@ -15,11 +15,12 @@ CREATE FUNCTION scheduler_under_way(
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 AS $$
-DECLARE
-    v_xids CONSTANT xid8[] := ARRAY(SELECT x FROM pg_snapshot_xip(snapshot) AS x UNION SELECT pg_current_xact_id());
 BEGIN
-    horizon := least(most, pg_snapshot_xmax(snapshot), (
-        SELECT x FROM unnest(v_xids) AS x WHERE x > since AND (x > told) IS NOT FALSE ORDER BY x LIMIT 1));
-    open := ARRAY(SELECT x FROM unnest(v_xids) AS x WHERE x < horizon);
+    SELECT least(most, pg_snapshot_xmax(snapshot),
+            (array_agg(u.xid ORDER BY u.xid) FILTER (WHERE u.xid > since AND (u.xid > told) IS NOT FALSE))[1]),
+        array_agg(u.xid)
+    INTO horizon, open
+    FROM (SELECT pg_snapshot_xip(snapshot) AS xid UNION SELECT pg_current_xact_id()) u;
+    open := ARRAY(SELECT x FROM unnest(open) AS x WHERE x < horizon);
 END
 $$;

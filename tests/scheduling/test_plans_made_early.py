@@ -1,0 +1,66 @@
+"""What a session reads that planned its statements while all tables were nearly empty, as a worker's does that was
+started first of all: nothing tells it to plan anew before the tables have been analysed.
+"""
+
+from itertools import product
+
+import pytest
+
+from tests.fixtures.connections import Raw
+from tests.observing import leases, value, without_autovacuum
+from tests.watching import Connection, Statement, Watched
+
+pytestmark = pytest.mark.slow
+
+TABLES = ("message", "dead_message", "channel", "queue", "lane", "signal")
+
+
+def way_of_messages(connection: Connection, watched: Watched) -> list[Statement]:
+    """They are enqueued, served, given back, and die; and policies change."""
+    statements = watched.run(
+        "INSERT INTO fairqueue.message (channel) SELECT 'c' || g % 50 FROM generate_series(1, 300) AS g"
+    )
+    statements += watched.run("SELECT fairqueue.channel_set('c1', max_concurrency => 1, max_size => 1000)")
+    statements += watched.run("SELECT fairqueue.channel_set('c2', max_size => 5, overflow => 'drop')")
+    for limit, act in product((1, 10, 100), ("heartbeat", "complete", "fail", "defer", "cancel")):
+        statements += watched.run("INSERT INTO fairqueue.message (channel) VALUES ('c2'), ('c3')")
+        statements += watched.run(f"SELECT * FROM fairqueue.message_dequeue('default', {limit})")
+        statements += watched.run(f"SELECT * FROM fairqueue.message_{act}(%s, %s)", *leases(connection, 20))
+    dead, attempts = leases(connection, 20)
+    statements += watched.run("SELECT * FROM fairqueue.message_fail(%s, %s, retry => false)", dead, attempts)
+    statements += watched.run("SELECT * FROM fairqueue.message_redrive(%s)", dead)
+    for _ in range(2):
+        statements += watched.run(
+            "SELECT * FROM fairqueue.message_create_many(ARRAY['default', 'default'], ARRAY['c1', 'c2'],"
+            " ARRAY['k', 'k'], NULL, NULL, NULL, NULL, ARRAY[1, 1], NULL, NULL, 'replace')"
+        )
+    expired, _ = leases(connection, 20)
+    connection.execute("UPDATE fairqueue.message SET leased_until = '2000-01-01' WHERE id = ANY (%s)", (expired,))
+    return statements + watched.run("SELECT * FROM fairqueue.message_dequeue('default', 100)")
+
+
+def test_who_came_first_reads_no_more(raw: Raw, database_url: str) -> None:
+    connection = raw(database_url)
+    connection.autocommit = True
+    without_autovacuum(connection)
+    watched = Watched(raw(database_url))
+    for _ in range(2):
+        way_of_messages(connection, watched)
+
+    connection.execute("INSERT INTO fairqueue.channel (name) SELECT 'x' || g FROM generate_series(1, 20000) g")
+    connection.execute("INSERT INTO fairqueue.queue (name) SELECT 'q' || g FROM generate_series(1, 20000) g")
+    connection.execute(
+        "INSERT INTO fairqueue.message (channel) SELECT 'x' || (1 + g % 20000) FROM generate_series(1, 40000) g"
+    )
+    while value(connection, "SELECT count(*) FROM fairqueue.signal"):  # News of all is in proportion to all.
+        leases(connection, 1000)
+
+    read = [
+        (
+            max(statement.rows_of(table) for table in TABLES),
+            max(node["Actual Loops"] * node.get("Rows Removed by Join Filter", 0) for node in statement.nodes),
+            statement.query[:200],
+        )
+        for statement in way_of_messages(connection, watched)
+    ]
+    assert not [(rows, joined, query) for rows, joined, query in read if max(rows, joined) > 2000]
