@@ -131,7 +131,8 @@ def dequeue(
 ) -> TypedReturnsRows[LeasedMessage[Any]]:
     """Lease up to ``limit`` messages; execute with ``session.scalars()`` and commit at once.
 
-    :param limit: how many, 1 to 10,000. Fewer come back only when fewer are eligible.
+    :param limit: how many, 1 to 10,000. Fewer come back only when fewer are eligible, or when ten thousands of
+        channels, leases or policies had to be gone through first: the next call goes on.
     :param lease: for how long, in seconds or as a timedelta. Then they go back to their channels.
     :param queue: whose channels compete.
     :param worker: the name of who leases them, at most 255 characters; kept with the message and in its history.

@@ -64,7 +64,7 @@ _RIGHTS: dict[Kind, tuple[str, ...]] = {
     "worker": (
         "EXECUTE ON FUNCTION {0}.message_dequeue, {0}.message_complete",
         "EXECUTE ON FUNCTION {0}.message_fail, {0}.message_defer, {0}.message_heartbeat",
-        "EXECUTE ON FUNCTION {0}.message_cancel, {0}.queue_listen, {0}.queue_unlisten",
+        "EXECUTE ON FUNCTION {0}.message_cancel, {0}.queue_due, {0}.queue_listen, {0}.queue_unlisten",
     ),
     "observer": ("SELECT ON ALL TABLES IN SCHEMA {}",),
     "operator": (

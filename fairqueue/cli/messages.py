@@ -13,7 +13,7 @@ import click
 from .base import Group
 from .failures import Failed
 from .output import as_json, duration, echo, echo_json, make_console, make_table, number, plain, printable
-from .target import Target, now, pass_target
+from .target import Target, check_known, now, pass_target
 
 if TYPE_CHECKING:
     from sqlalchemy import FromClause, Row, RowMapping, Select
@@ -193,6 +193,8 @@ def list_(target: Target, queue: str | None, channel: str | None, limit: int, as
             .mappings()
             .all()
         )
+        if queue is not None and not found:
+            check_known(session, queue)
     if as_json:
         echo_json({"count": count, "dead": [_fields(row) for row in found]})
         return
@@ -235,6 +237,8 @@ def redrive(target: Target, ids: Sequence[int], queue: str | None, channel: str 
     with target.session() as session:
         results = session.execute(statement).all()
         session.commit()
+        if queue is not None and not results:
+            check_known(session, queue)
     _report(results, as_json, missing="no dead letter")
 
 

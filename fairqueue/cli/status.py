@@ -14,9 +14,9 @@ from click.exceptions import Exit
 
 from .base import Command, ended
 from .failures import Failed
-from .output import as_json, duration, echo, echo_json, make_console, make_table, moment, number, printable
+from .output import as_json, duration, echo_json, make_console, make_table, moment, number, printable
 from .signals import exit_by, handled
-from .target import Target, pass_target
+from .target import Target, check_known, pass_target
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -73,11 +73,11 @@ def status(target: Target, queue: str | None, watch: float | None, limit: int | 
     ready    messages that may be served now, but for limits and pauses
     waiting  messages whose time has not come
     running  messages that are leased / how many may be
-    oldest   for how long the oldest ready message has been one
+    oldest   for how long the oldest ready message has been there and due
     done/h   messages that were completed in the last hour
     dead     dead letters
 
-    The channels with the most ready messages come first. Rights: observer.
+    The channels with the most ready messages come first. Exit code 1 if nothing is known of QUEUE. Rights: observer.
     """
     if watch is None:
         _once(target, queue, limit, as_json=as_json)
@@ -91,11 +91,11 @@ def _once(target: Target, queue: str | None, limit: int | None, *, as_json: bool
     console = make_console()
     fits = max(console.height - _AROUND, 1) if console.is_terminal else _CHANNELS
     found = _look(target, queue, fits if limit is None and not as_json else limit)
+    if queue is not None and not found.queues[0].channel_count:
+        with target.session() as session:
+            check_known(session, queue)
     if as_json:
         echo_json(_document(found))
-        return
-    if queue is not None and not found.queues[0].channel_count and not _is_known(target, queue):
-        echo(f"queue {queue!r}: nothing is known of it; its name may be misspelt")
         return
     if not found.queues:
         console.print("No queue has anything in it.")
@@ -110,18 +110,6 @@ def _look(target: Target, queue: str | None, limit: int | None) -> Status:
 
     with target.session() as session:
         return status(session, queue, limit=limit)
-
-
-def _is_known(target: Target, queue: str) -> bool:
-    """Whether a queue in which nothing stands has a policy, has ever served a message, or has one in its history."""
-    from sqlalchemy import exists, or_, select
-
-    from fairqueue.models import Channel, History, Queue, rotation
-
-    # In this order: the history, where no index leads to a queue, is read only if there is nothing else.
-    names = (Queue.name, Channel.queue, rotation.c.queue, History.queue)
-    with target.session() as session:
-        return session.scalars(select(or_(*(exists().where(name == queue) for name in names)))).one()
 
 
 def _document(found: Status) -> dict[str, Any]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
     from sqlalchemy.orm import Session
 
-__all__ = ["Target", "make_engine", "now", "pass_target"]
+__all__ = ["Target", "check_known", "make_engine", "now", "pass_target"]
 
 _CONNECT_TIMEOUT = 10  # seconds
 
@@ -107,6 +107,20 @@ def now(session: Session) -> datetime:
 
     at: datetime = session.scalars(select(clock())).one()
     return at
+
+
+def check_known(session: Session, queue: str) -> None:
+    """Fail if nothing is known of a queue in which nothing was found: it has no policy, has never served a message, and
+    has none in its history.
+    """
+    from sqlalchemy import exists, or_, select
+
+    from fairqueue.models import Channel, History, Queue, rotation
+
+    # In this order: the history, where no index leads to a queue, is read only if there is nothing else.
+    names = (Queue.name, Channel.queue, rotation.c.queue, History.queue)
+    if not session.scalars(select(or_(*(exists().where(name == queue) for name in names)))).one():
+        raise Failed(f"queue {queue!r}: nothing is known of it; its name may be misspelt")
 
 
 def make_engine(url: str) -> Engine:

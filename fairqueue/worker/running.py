@@ -2,9 +2,9 @@
 
 * The *fetcher* leases as many messages as there are free places: ``concurrency``, and those to stand by, together. It
   asks again when half of what stands by has been begun. When it gets fewer, there is nothing more to do, and it waits:
-  for a notification, for one of our own messages to end (which may make room under a limit), or the next poll. What
-  stands by because the fetcher chose so (:mod:`.pace`) is left to others when the oldest has done so for too long;
-  after the dequeue, where one is under way.
+  for a notification, for one of our own messages to end (which may make room under a limit), for the time that one
+  waits for, or the next poll. What stands by because the fetcher chose so (:mod:`.pace`) is left to others when the
+  oldest has done so for too long; after the dequeue, where one is under way.
 * A *job* is a message, from its lease until its end is in the database. It has a place until what becomes of it is
   decided. ``concurrency`` of them run at a time, the others stand by in the order in which they were leased. A slot
   goes on with what stands by until nothing does; a thread does so by itself, and leaves to the event loop what became
@@ -30,7 +30,10 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 from anyio.abc import TaskGroup
+from sqlalchemy import Double, select
+from sqlalchemy.exc import SQLAlchemyError
 
+from fairqueue._functions import SchemaFunction
 from fairqueue.consuming import dequeue
 from fairqueue.leases import Outcome
 
@@ -60,6 +63,8 @@ _HAND_BACK.verdict = "is left to others"
 #: Seconds that handing back may take, at the end of the time of grace.
 _LAST_WORDS = 5.0
 _LARGEST_BATCH = 1_000
+#: Seconds that the fetcher waits at least. What comes within them needs no question for what is due.
+_GLANCE = 0.01
 
 
 class Run:
@@ -77,6 +82,9 @@ class Run:
         self.threads = Threads()
         self.database = Database(worker.engine, self.threads)
         self.statements: dict[int, Any] = {}
+        self.when_due = select(SchemaFunction("queue_due", worker.queue, type_=Double()))
+        #: How often, since the last message, nothing was left of what was due.
+        self.in_vain = 0
         self.jobs: set[Job] = set()
         self.standby: deque[Job] = deque()
         self.pace = Pace(worker.prefetch)
@@ -189,6 +197,8 @@ class Run:
             asked = monotonic()
             batch = await self.dequeue(limit)
             now = monotonic()
+            if batch:
+                self.in_vain = 0
             self.pace.dequeued(len(batch), standing=len(self.standby), seconds=now - asked, now=now)
             for job in batch:
                 self.jobs.add(job)
@@ -252,11 +262,28 @@ class Run:
         self.waiting = True
         listener = self.listener
         if listener is None or not listener.works or listener.listens:
-            # Longer by chance, so that workers which were started together don't stay together.
-            await self.news.wait(self.worker.poll * random.uniform(1, 1.2))  # noqa: S311
+            await self.doze()
         elif not await self.news.wait(listener.pause()):
             await listener.ask(otherwise=self.news.wait, patience=self.worker.poll)
         self.waiting = False
+
+    async def doze(self) -> None:
+        """Until the next poll, or until something may be served of which nobody is notified: its time has come."""
+        # Longer by chance, so that workers which were started together don't stay together.
+        pause = self.worker.poll * random.uniform(1, 1.2)  # noqa: S311
+        glance = min(pause, _GLANCE)
+        if await self.news.wait(glance) or glance == pause:
+            return
+        try:
+            due = await self.database.run(lambda session: session.scalars(self.when_due).one(), alone=True)
+        except (SQLAlchemyError, OSError):
+            due = None  # the next dequeue says what is wrong
+        # Where others were there first, ever later: not all have to come for each message that a rate lets out.
+        if due is not None and (due := max(due, _GLANCE * 2**self.in_vain)) < pause:
+            if not await self.news.wait(due):
+                self.in_vain += 1
+        else:
+            await self.news.wait(pause)
 
     async def work(self, tasks: TaskGroup) -> None:
         """In a slot: handle what stands by, until nothing does."""

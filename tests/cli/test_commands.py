@@ -8,6 +8,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -90,12 +91,15 @@ def test_status_of_a_queue_that_is_not_there(run: Run, session: Session, known_b
         case "history":
             session.execute(fq.cancel(acts.put(session, "acme", queue="mails")))
     session.commit()
-    output = run("status", "mails").stdout
-    if known_by is None:
-        assert output == "queue 'mails': nothing is known of it; its name may be misspelt\n"
-    else:
-        assert output.startswith("queue mails\n")
-    assert document(run("status", "mails", "--json"))["queues"][0]["ready"] == 0
+    about = [("status", "mails"), ("dead", "list", "--queue", "mails"), ("dead", "redrive", "--queue", "mails")]
+    for command, options in product(about, ([], ["--json"])):
+        result = run(*command, *options, code=1 if known_by is None else 0)
+        if known_by is None:
+            assert result.stdout == ""
+            assert "queue 'mails': nothing is known of it; its name may be misspelt\n" in result.stderr
+    if known_by is not None:
+        assert run("status", "mails").stdout.startswith("queue mails\n")
+        assert document(run("status", "mails", "--json"))["queues"][0]["ready"] == 0
 
 
 def test_watching_where_no_screen_can_be_rewritten(run: Run, session: Session, monkeypatch: pytest.MonkeyPatch) -> None:

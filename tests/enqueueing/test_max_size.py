@@ -426,6 +426,23 @@ class TestCost:
             assert sum(node["Shared Hit Blocks"] + node["Shared Read Blocks"] for *_, node in scans) < 60
             assert sum("channel" in statement.query for statement in watched.statements) < 10
 
+    def test_many_full_channels(self, session: Session, raw: Raw, database_url: str) -> None:
+        """Not all of a statement's messages are gone through for each of them."""
+        session.add(fq.Queue("default", channel_max_size=1, channel_overflow="drop"))
+        session.commit()
+        watched = Watched(raw(database_url))
+        statements = watched.run(
+            "INSERT INTO fairqueue.message (channel) SELECT 'c' || g % 200 FROM generate_series(1, 1000) g"
+        )
+        read = sum(
+            (node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"]
+            for statement in statements
+            for node in statement.nodes
+            if node["Node Type"] == "Named Tuplestore Scan"
+        )
+        assert 1000 <= read <= 5000
+        assert len(history(session)) == 800
+
     def test_the_number_that_means_none(self, session: Session, raw: Raw, database_url: str) -> None:
         """It lifts the queue's default for a channel, whose backlog isn't counted then."""
         put(session, "acme", 1000)

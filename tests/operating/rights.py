@@ -49,6 +49,7 @@ ACTS: dict[str, tuple[set[str], str]] = {
     "message_defer": (WORKER, "SELECT {q}.message_defer(" + LEASE + ")"),
     "message_heartbeat": (WORKER, "SELECT {q}.message_heartbeat(" + LEASE + ")"),
     "message_cancel": (WORKER | OPERATOR, "SELECT {q}.message_cancel('{{1}}')"),
+    "queue_due": (WORKER, "SELECT {q}.queue_due()"),
     "queue_listen": (WORKER, "SELECT {q}.queue_listen('default')"),
     "queue_unlisten": (WORKER, "SELECT {q}.queue_unlisten('default')"),
     "queue_notify": (set(), "SELECT {q}.queue_notify('default')"),

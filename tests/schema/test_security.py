@@ -65,6 +65,7 @@ CALLS = {
         ("1", "3"),
     ),
     "queue_listen": ("'default'", None),
+    "queue_due": ("'default'", None),
     "queue_unlisten": ("'default'", True),
     "message_dequeue": ("'default', 3, 60", None),
     "message_heartbeat": ("'{1}', '{1}'", ("1", "extended")),

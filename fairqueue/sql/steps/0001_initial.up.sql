@@ -1450,19 +1450,17 @@ BEGIN
     END IF;
     IF v_bounded THEN
         FOR v_full IN
-            SELECT e.queue, e.channel, channel_surplus(e.queue, e.channel, e.entered) AS surplus
+            SELECT e.ids, channel_surplus(e.queue, e.channel, e.entered) AS surplus
             FROM (
-                SELECT n.queue, n.channel, count(*) AS entered FROM new_messages n
+                SELECT n.queue, n.channel, count(*) AS entered,
+                    array_agg(n.id ORDER BY n.dequeue_at DESC, n.id DESC) AS ids
+                FROM new_messages n
                 WHERE n.attempt = 0
                 GROUP BY n.queue, n.channel) e
         LOOP
-            CONTINUE WHEN v_full.surplus = 0;
-            PERFORM message_finish(array_agg(l.id), 'dropped', 'the channel was full')
-            FROM (
-                SELECT n.id FROM new_messages n
-                WHERE n.queue = v_full.queue AND n.channel = v_full.channel AND n.attempt = 0
-                ORDER BY n.dequeue_at DESC, n.id DESC
-                LIMIT v_full.surplus) l;
+            IF v_full.surplus > 0 THEN
+                PERFORM message_finish(v_full.ids[:v_full.surplus], 'dropped', 'the channel was full');
+            END IF;
         END LOOP;
     END IF;
     RETURN NULL;
@@ -1793,8 +1791,9 @@ REVOKE EXECUTE ON FUNCTION message_defer FROM PUBLIC;
 -- Leases up to max_messages messages of a queue for lease_seconds, in the order of start-time fair queueing.
 --
 -- Called by workers, in a READ COMMITTED transaction that commits at once. Returns the messages in the order in which
--- they were scheduled; fewer than asked for only when fewer are eligible. worker is the caller's name, for those who
--- look into the tables.
+-- they were scheduled; fewer than asked for only when fewer are eligible, or when ten thousands of channels, leases or
+-- policies had to be gone through first: the next one goes on. worker is the caller's name, for those who look into the
+-- tables.
 --
 -- Where nothing is to be done but to serve what is planned, this does it, side by side with other dequeues: it takes
 -- the first of the planned messages that nobody else has, or is about to take, and notes which (taken);
@@ -2701,6 +2700,33 @@ END
 $$;
 
 REVOKE EXECUTE ON FUNCTION queue_check FROM PUBLIC;
+
+-- In how many seconds something of a queue may be served of which nobody is notified: that a message was scheduled for,
+-- or has to wait until after a failure, that the rate of a channel lets out, or that a pause ends for. Null: nothing
+-- that is known of.
+--
+-- Called by workers that have found nothing more to serve, before they wait. An estimate, never too late for what the
+-- last dequeue knew of; less than 0 where none has looked since.
+-- Reads only, and takes no lock.
+CREATE FUNCTION queue_due(queue text DEFAULT 'default') RETURNS double precision
+LANGUAGE plpgsql STABLE SECURITY DEFINER
+SET search_path FROM CURRENT
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_queue CONSTANT text := $1;
+    v_now CONSTANT bigint := unix_ms(clock());
+BEGIN
+    RETURN (
+        SELECT (nullif(CASE WHEN t.paused_until > v_now THEN t.paused_until ELSE t.due_floor END, 9223372036854775807)
+            - v_now) / 1000.0
+        FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1);
+END
+$$;
+
+REVOKE EXECUTE ON FUNCTION queue_due FROM PUBLIC;
 
 -- The keys of a queue's advisory locks, of this schema's queue of that name alone: part 0 is its turn, part 1 is for
 -- who waits for the turn while others wait for a share in it, part 2 for who plans while others have shares.
@@ -3941,7 +3967,7 @@ BEGIN
         INSERT INTO signal (queue, channel, message_id, counted, urgent)
         SELECT v_queue, d.channel, d.id, v_turn, true
         FROM doubtful d
-    -- Without a join, whose plan could not be right for one channel and for all.
+    -- Without a join, whose plan could not be right for one channel and for all. IS TRUE keeps IN from becoming one.
     ), counts AS (
         SELECT max(x.nth) AS nth, bool_or(x.is_wanted) AS is_wanted, count(*) FILTER (WHERE x.is_lease) AS leases
         FROM (
@@ -3954,11 +3980,11 @@ BEGIN
             UNION ALL
             SELECT m.channel, NULL, false, true FROM message m
             WHERE v_counted_from IS NOT NULL AND m.queue = v_queue AND m.leased_until IS NOT NULL
-                AND m.counted >= v_counted_from AND m.channel IN (SELECT n.channel FROM named n)
+                AND m.counted >= v_counted_from AND (m.channel IN (SELECT n.channel FROM named n)) IS TRUE
             UNION ALL
             SELECT s.channel, NULL, false, true FROM signal s
             WHERE v_counted_from IS NOT NULL AND s.queue = v_queue AND s.urgent
-                AND s.counted >= v_counted_from AND s.channel IN (SELECT n.channel FROM named n)) x
+                AND s.counted >= v_counted_from AND (s.channel IN (SELECT n.channel FROM named n)) IS TRUE) x
         GROUP BY x.channel
     )
     SELECT array_agg(CASE WHEN c.is_wanted THEN c.leases END ORDER BY c.nth) FILTER (WHERE c.nth IS NOT NULL),
@@ -4023,6 +4049,7 @@ DECLARE
     v_lane_tag bigint;
     v_lane_since bigint;
     v_stretches integer := 0;
+    v_rounds integer := 0;
     v_state record;
     r rotation;
 BEGIN
@@ -4089,8 +4116,11 @@ BEGIN
     END IF;
     v_reclaim := r.lease_floor <= v_clock;
 
-    -- Each round takes in some news, then serves. It is the last one, unless the batch comes out short.
+    -- Each round takes in some news, then serves. It is the last one, unless the batch comes out short. Of ever so much
+    -- that has to be gone through before anything can be served, a part is left for the next ones: so none takes long,
+    -- and what has been gone through stays so, whatever timeout ends one that follows.
     LOOP
+        v_rounds := v_rounds + 1;
         IF v_turned THEN
             SELECT t.* INTO r
             FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1;
@@ -4162,6 +4192,7 @@ BEGIN
                             AND s.message_id IS NULL AND s.counted IS NULL LIMIT 1) s
                     WHERE pg_visible_in_snapshot(o.xid, pg_current_snapshot()));
             IF v_uncounted THEN
+                EXIT WHEN v_rounds >= 5;
                 v_has_urgent := true;
                 CONTINUE;
             END IF;
@@ -4273,6 +4304,7 @@ BEGIN
             -- one with a low id. It is for the next ones, so that none takes long, and what this one has read stays read.
             EXIT WHEN v_news >= 20000 AND v_has_news AND r.swept = ''
                 AND NOT (v_has_urgent OR v_reclaim OR r.due_floor <= v_now);
+            EXIT WHEN v_news >= 4096 AND v_reclaim;
             v_news := greatest(v_news, least(v_news * 4, 20000));
             CONTINUE;
         END IF;
@@ -4285,6 +4317,10 @@ BEGIN
         v_want := v_want - v_got;
         v_turned := true;
         EXIT WHEN v_want = 0;
+        -- Lanes that turn out to be empty are idle from now on; not those of what is held, which the next one would look
+        -- at first again.
+        EXIT WHEN v_got = 0 AND v_rounds >= 12 AND NOT EXISTS (
+            SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid = pg_current_xact_id());
         -- Short because it could look no further, because lanes turned out to be empty, or to have only what is held, or
         -- because no more is eligible. Of held ones comes news, for each of these lanes: more than that is read.
         v_demand := least(v_demand * 4, 100000);
@@ -4614,7 +4650,7 @@ BEGIN
         FROM marked k JOIN message m ON m.ctid = k.row
         WHERE k.taken
             AND (SELECT count(*) FROM leased) < (SELECT count(*) FROM marked t WHERE t.taken)
-            AND NOT EXISTS (SELECT FROM leased d WHERE d.place = k.place)
+            AND k.place NOT IN (SELECT d.place FROM leased d)  -- hashed; NOT EXISTS would be a join, by loops
     -- Lanes that have nothing left to serve but what is held, while others may go on, stand behind that, or become idle.
     -- It is news for the next turn, too: then they stand before it again.
     ), moves AS MATERIALIZED (

@@ -82,19 +82,17 @@ BEGIN
     END IF;
     IF v_bounded THEN
         FOR v_full IN
-            SELECT e.queue, e.channel, channel_surplus(e.queue, e.channel, e.entered) AS surplus
+            SELECT e.ids, channel_surplus(e.queue, e.channel, e.entered) AS surplus
             FROM (
-                SELECT n.queue, n.channel, count(*) AS entered FROM new_messages n
+                SELECT n.queue, n.channel, count(*) AS entered,
+                    array_agg(n.id ORDER BY n.dequeue_at DESC, n.id DESC) AS ids
+                FROM new_messages n
                 WHERE n.attempt = 0
                 GROUP BY n.queue, n.channel) e
         LOOP
-            CONTINUE WHEN v_full.surplus = 0;
-            PERFORM message_finish(array_agg(l.id), 'dropped', 'the channel was full')
-            FROM (
-                SELECT n.id FROM new_messages n
-                WHERE n.queue = v_full.queue AND n.channel = v_full.channel AND n.attempt = 0
-                ORDER BY n.dequeue_at DESC, n.id DESC
-                LIMIT v_full.surplus) l;
+            IF v_full.surplus > 0 THEN
+                PERFORM message_finish(v_full.ids[:v_full.surplus], 'dropped', 'the channel was full');
+            END IF;
         END LOOP;
     END IF;
     RETURN NULL;

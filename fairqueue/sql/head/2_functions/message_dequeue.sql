@@ -1,8 +1,9 @@
 -- Leases up to max_messages messages of a queue for lease_seconds, in the order of start-time fair queueing.
 --
 -- Called by workers, in a READ COMMITTED transaction that commits at once. Returns the messages in the order in which
--- they were scheduled; fewer than asked for only when fewer are eligible. worker is the caller's name, for those who
--- look into the tables.
+-- they were scheduled; fewer than asked for only when fewer are eligible, or when ten thousands of channels, leases or
+-- policies had to be gone through first: the next one goes on. worker is the caller's name, for those who look into the
+-- tables.
 --
 -- Where nothing is to be done but to serve what is planned, this does it, side by side with other dequeues: it takes
 -- the first of the planned messages that nobody else has, or is about to take, and notes which (taken);

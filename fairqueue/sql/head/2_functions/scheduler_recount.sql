@@ -59,7 +59,7 @@ BEGIN
         INSERT INTO signal (queue, channel, message_id, counted, urgent)
         SELECT v_queue, d.channel, d.id, v_turn, true
         FROM doubtful d
-    -- Without a join, whose plan could not be right for one channel and for all.
+    -- Without a join, whose plan could not be right for one channel and for all. IS TRUE keeps IN from becoming one.
     ), counts AS (
         SELECT max(x.nth) AS nth, bool_or(x.is_wanted) AS is_wanted, count(*) FILTER (WHERE x.is_lease) AS leases
         FROM (
@@ -72,11 +72,11 @@ BEGIN
             UNION ALL
             SELECT m.channel, NULL, false, true FROM message m
             WHERE v_counted_from IS NOT NULL AND m.queue = v_queue AND m.leased_until IS NOT NULL
-                AND m.counted >= v_counted_from AND m.channel IN (SELECT n.channel FROM named n)
+                AND m.counted >= v_counted_from AND (m.channel IN (SELECT n.channel FROM named n)) IS TRUE
             UNION ALL
             SELECT s.channel, NULL, false, true FROM signal s
             WHERE v_counted_from IS NOT NULL AND s.queue = v_queue AND s.urgent
-                AND s.counted >= v_counted_from AND s.channel IN (SELECT n.channel FROM named n)) x
+                AND s.counted >= v_counted_from AND (s.channel IN (SELECT n.channel FROM named n)) IS TRUE) x
         GROUP BY x.channel
     )
     SELECT array_agg(CASE WHEN c.is_wanted THEN c.leases END ORDER BY c.nth) FILTER (WHERE c.nth IS NOT NULL),

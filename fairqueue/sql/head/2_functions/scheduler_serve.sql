@@ -53,6 +53,7 @@ DECLARE
     v_lane_tag bigint;
     v_lane_since bigint;
     v_stretches integer := 0;
+    v_rounds integer := 0;
     v_state record;
     r rotation;
 BEGIN
@@ -119,8 +120,11 @@ BEGIN
     END IF;
     v_reclaim := r.lease_floor <= v_clock;
 
-    -- Each round takes in some news, then serves. It is the last one, unless the batch comes out short.
+    -- Each round takes in some news, then serves. It is the last one, unless the batch comes out short. Of ever so much
+    -- that has to be gone through before anything can be served, a part is left for the next ones: so none takes long,
+    -- and what has been gone through stays so, whatever timeout ends one that follows.
     LOOP
+        v_rounds := v_rounds + 1;
         IF v_turned THEN
             SELECT t.* INTO r
             FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1;
@@ -192,6 +196,7 @@ BEGIN
                             AND s.message_id IS NULL AND s.counted IS NULL LIMIT 1) s
                     WHERE pg_visible_in_snapshot(o.xid, pg_current_snapshot()));
             IF v_uncounted THEN
+                EXIT WHEN v_rounds >= 5;
                 v_has_urgent := true;
                 CONTINUE;
             END IF;
@@ -303,6 +308,7 @@ BEGIN
             -- one with a low id. It is for the next ones, so that none takes long, and what this one has read stays read.
             EXIT WHEN v_news >= 20000 AND v_has_news AND r.swept = ''
                 AND NOT (v_has_urgent OR v_reclaim OR r.due_floor <= v_now);
+            EXIT WHEN v_news >= 4096 AND v_reclaim;
             v_news := greatest(v_news, least(v_news * 4, 20000));
             CONTINUE;
         END IF;
@@ -315,6 +321,10 @@ BEGIN
         v_want := v_want - v_got;
         v_turned := true;
         EXIT WHEN v_want = 0;
+        -- Lanes that turn out to be empty are idle from now on; not those of what is held, which the next one would look
+        -- at first again.
+        EXIT WHEN v_got = 0 AND v_rounds >= 12 AND NOT EXISTS (
+            SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid = pg_current_xact_id());
         -- Short because it could look no further, because lanes turned out to be empty, or to have only what is held, or
         -- because no more is eligible. Of held ones comes news, for each of these lanes: more than that is read.
         v_demand := least(v_demand * 4, 100000);

@@ -110,7 +110,7 @@ BEGIN
         FROM marked k JOIN message m ON m.ctid = k.row
         WHERE k.taken
             AND (SELECT count(*) FROM leased) < (SELECT count(*) FROM marked t WHERE t.taken)
-            AND NOT EXISTS (SELECT FROM leased d WHERE d.place = k.place)
+            AND k.place NOT IN (SELECT d.place FROM leased d)  -- hashed; NOT EXISTS would be a join, by loops
     -- Lanes that have nothing left to serve but what is held, while others may go on, stand behind that, or become idle.
     -- It is news for the next turn, too: then they stand before it again.
     ), moves AS MATERIALIZED (
