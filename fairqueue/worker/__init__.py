@@ -43,8 +43,9 @@ seconds at most; then it hands the rest back, with no attempt used up. :meth:`Wo
 finished, 3 if not.
 
 **What it sends.** While it has free slots and finds nothing to do, it looks each ``poll`` seconds, when the database
-notifies it, and when a time has come that something waits for: a delay, the rate of a channel, the end of a pause. It asks for notifications only then: a busy worker costs producers nothing. Its leases and
-heartbeats don't wait for the disk, as a lost one is no more than a redelivery; completions do, as the server is set.
+notifies it, and when a time has come that something waits for: a delay, the rate of a channel, the end of a pause. It
+asks for notifications only then: a busy worker costs producers nothing. Its leases and heartbeats don't wait for the
+disk, as a lost one is no more than a redelivery; completions do, as the server is set.
 
 Limitations: an async handler that blocks the event loop blocks the heartbeats too, and the leases run out. A plain
 handler can't be stopped: after the time of grace its message is handed back while its thread goes on, and what it then
