@@ -10,8 +10,12 @@
     from fairqueue.fastapi import session_dependency, with_worker
     from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
-    engine = create_async_engine("postgresql+psycopg://localhost/app")
-    worker = fq.Worker(engine)
+    url = "postgresql+psycopg://localhost/app"
+    engine = create_async_engine(url)
+    # An engine of its own: with one pool for both, slow handlers keep connections from requests, and requests from the
+    # worker's heartbeats.
+    worker_engine = create_async_engine(url)
+    worker = fq.Worker(worker_engine)
 
 
     @asynccontextmanager
@@ -19,7 +23,8 @@
         try:
             yield  # the worker runs here
         finally:
-            await engine.dispose()  # its connections belong to this event loop; a test may start the app again
+            for each in (engine, worker_engine):
+                await each.dispose()  # its connections belong to this event loop; a test may start the app again
 
 
     app = FastAPI(lifespan=with_worker(worker, lifespan))

@@ -104,10 +104,15 @@ def wait_for(engine: Engine | AsyncEngine, messages: Messages, *, timeout: float
 
     :param engine: an Engine, or an AsyncEngine, for which an awaitable is returned.
     :param messages: one id, :class:`fairqueue.Message` or :class:`LeasedMessage`, or any number of these.
-    :param timeout: for how many seconds (or a timedelta) at most; 0 looks once, None waits for ever.
+    :param timeout: for how many seconds (or a timedelta); 0 looks once, None waits for ever. It is minded between two
+        looks, and doesn't cut one short: where the pool has no free connection that lasts up to its ``pool_timeout``
+        (30 s unless given), and where the server doesn't answer as long as the driver's own limits let it.
     :returns: an :class:`Ending`; for several messages a list, in the order given.
     :raises WaitTimeout: when some of them haven't ended in time; its ``endings`` are those of the others. It is a
         TimeoutError, too.
+    :raises sqlalchemy.exc.SQLAlchemyError: when a look fails; it isn't tried again, but the call may be. A lost
+        connection is an OperationalError (with asyncpg also another DBAPIError, or an OSError), a pool that has none
+        free a ``sqlalchemy.exc.TimeoutError``, which is not Python's.
     :raises InvalidValue: naming the parameter, and for a message that isn't flushed.
     """
     watch = _Watch(message_ids(messages), None if timeout is None else check_seconds("timeout", timeout))

@@ -8,8 +8,7 @@ from typing import Annotated
 from fastapi import Body, Depends, FastAPI, HTTPException, Path, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
-from sqlalchemy import select
-from sqlalchemy.exc import OperationalError
+from sqlalchemy import exc, select
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 import fairqueue as fq
@@ -67,7 +66,9 @@ async def refused(request: Request, error: Exception) -> JSONResponse:
     return JSONResponse({"error": str(error)}, 422)
 
 
-@app.exception_handler(OperationalError)
+@app.exception_handler(exc.OperationalError)
+@app.exception_handler(exc.TimeoutError)  # all connections of the pool are in use
 async def database_is_away(request: Request, error: Exception) -> JSONResponse:
     """Nothing was stored; or, if it was the commit that was cut off, perhaps everything was: nobody can know."""
-    return JSONResponse({"error": "the database is away: look whether your document is there, or send it again"}, 503)
+    text = "the database is away, or busy: look whether your document is there, or send it again"
+    return JSONResponse({"error": text}, 503)

@@ -6,8 +6,7 @@ waitress-serve --listen=127.0.0.1:5000 examples.shop.web:app
 from flask import Flask, abort, jsonify, request
 from flask.typing import ResponseReturnValue
 from flask_sqlalchemy import SQLAlchemy
-from sqlalchemy import select
-from sqlalchemy.exc import OperationalError
+from sqlalchemy import exc, select
 
 import fairqueue as fq
 from fairqueue.flask import FairQueue
@@ -54,7 +53,8 @@ def refused(error: fq.InvalidValue) -> ResponseReturnValue:
     return {"error": str(error)}, 422
 
 
-@app.errorhandler(OperationalError)
-def database_is_away(error: OperationalError) -> ResponseReturnValue:
+@app.errorhandler(exc.OperationalError)
+@app.errorhandler(exc.TimeoutError)  # all connections of the pool are in use
+def database_is_away(error: exc.SQLAlchemyError) -> ResponseReturnValue:
     """Nothing was stored; or, if it was the commit that was cut off, perhaps everything was: nobody can know."""
-    return {"error": "the database is away: look whether your document is there, or send it again"}, 503
+    return {"error": "the database is away, or busy: look whether your document is there, or send it again"}, 503

@@ -6,7 +6,8 @@ import importlib
 import logging
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["worker"]
 
 _LEVELS = ("debug", "info", "warning", "error")
+_LOG_FORMAT = "%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"
 _EXIT_CODES = EXIT_CODES.partition("  130")[0] + "  3    messages were handed back unfinished"
 
 
@@ -60,18 +62,13 @@ def worker(context: click.Context, apps: Sequence[str], processes: int, log_leve
     as long as the Worker's grace says; a second one doesn't wait for them. The database is that of the Worker's own
     engine, not the one of --dsn.
     """
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=log_level.upper(),
-        format="%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s",
-        force=True,
-    )
     if processes > 1:
         from .processes import supervise
 
         # As -m puts the current directory first: a project's click.py or queue.py would be imported in place of ours.
         isolated = [] if sys.path[:1] == [str(Path.cwd())] else ["-P"]
         command = [sys.executable, *isolated, "-m", "fairqueue.cli", "worker", *apps]
+        logging.basicConfig(level=log_level.upper(), format=_LOG_FORMAT)
         context.exit(supervise([*command, "--log-level", log_level, "--child"], processes))
     if child:
         from .processes import end_with_parent
@@ -79,7 +76,28 @@ def worker(context: click.Context, apps: Sequence[str], processes: int, log_leve
         end_with_parent()
     from fairqueue.worker import run
 
-    context.exit(run(*_load(apps)))
+    with _log(log_level):
+        workers = _load(apps)
+    context.exit(run(*workers))
+
+
+@contextmanager
+def _log(level: str) -> Iterator[None]:
+    """Log to stderr: what happens in the block, and from then on, unless the block sets up logging itself."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter(_LOG_FORMAT))
+    logging.basicConfig(level=level.upper(), handlers=[])
+    # Not one of root's yet: basicConfig() does nothing where it has any.
+    before, logging.lastResort = logging.lastResort, handler
+    try:
+        yield
+    finally:
+        logging.lastResort = before
+    logging.basicConfig(handlers=[handler])
+    # dictConfig() and fileConfig() disable loggers that they don't name, unless told otherwise.
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.partition(".")[0] == "fairqueue" and isinstance(logger, logging.Logger):
+            logger.disabled = False
 
 
 def _load(names: Sequence[str]) -> list[Worker]:

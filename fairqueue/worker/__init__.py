@@ -62,6 +62,7 @@ import logging
 import os
 import signal
 import socket
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
@@ -125,7 +126,8 @@ class Worker:
         handlers run, so this is how long the messages of a killed worker wait.
     :param poll: seconds (or a timedelta) between two looks while there is nothing to do and no notification comes.
     :param grace: seconds (or a timedelta) that handlers have to finish once the worker is to stop.
-    :param notify: whether to be woken by notifications of the database.
+    :param notify: whether to be woken by notifications of the database. Drivers other than psycopg and asyncpg can't
+        hear them: the log says so, once for each start.
     :param name: kept with the messages and in their history; the host and process unless given.
     :param message_type: the class whose ``payload_type`` the payloads are read as.
     :param session: makes the session of a plain handler; ``Session(engine)`` unless given.
@@ -226,7 +228,8 @@ class Worker:
         """Work until SIGTERM, SIGINT or SIGHUP. Returns the exit code: 0, or 3 if messages were handed back unfinished.
 
         :raises SchemaVersionError: if fairqueue isn't installed, or in another version.
-        :raises FairqueueError: if it has no handler, or is running already.
+        :raises FairqueueError: if it has no handler, or is running already; or outside the main thread, as only that
+            one can handle signals: use ``with worker:`` there.
         :raises InvalidValue: if the engine's pool has too few connections.
         """
         return run(self)
@@ -236,7 +239,7 @@ class Worker:
 
         To cancel it is a :meth:`stop`, too: it ends, as cancelled, when those at hand are done.
 
-        Raises what :meth:`run` does.
+        Raises what :meth:`run` does, but may be in any thread.
 
         :param task_status: told when it has begun, for ``await tasks.start(worker.run_async)`` in a task group.
         """
@@ -245,7 +248,10 @@ class Worker:
                 f"the worker of queue {self.queue!r} has no handler: decorate a function with @handler"
             )
         if self._run is not None:
-            raise FairqueueError(f"the worker of queue {self.queue!r} is running already")
+            raise FairqueueError(
+                f"the worker of queue {self.queue!r} is running already: for more at a time raise its concurrency, or"
+                " make another Worker of the queue"
+            )
         check_pool(self, self.registered)
         self._run = run = Run(self, task_status.started)
         try:
@@ -346,6 +352,10 @@ def run(*workers: Worker) -> int:
     :returns: the exit code: 0, or 3 if messages were handed back unfinished.
     :raises SchemaVersionError: as :meth:`Worker.run`, also all else, when the others have finished what they have.
     """
+    if threading.current_thread() is not threading.main_thread():
+        raise FairqueueError(
+            "run() needs the main thread, as it handles signals: call it there, or use `with worker:` here"
+        )
     return anyio.run(_run_all, workers)
 
 

@@ -109,6 +109,14 @@ class Run:
         self.listener: Listener | None = None
         if worker.notify and can_listen(worker.engine):
             self.listener = Listener(self.database, worker.queue, self.news.set, busy=lambda: not self.waiting)
+        elif worker.notify:
+            log.warning(
+                "the driver %s can't hear notifications of the database, so queue %r is polled each %g s: begin the"
+                " engine's URL with postgresql+psycopg://. Worker(notify=False) says that it is meant to be so",
+                worker.engine.dialect.driver,
+                worker.queue,
+                worker.poll,
+            )
 
     def begin(self) -> None:
         """Also where there is no database yet: a web application doesn't wait for it."""

@@ -31,7 +31,6 @@ def in_folder_of(shop: Path) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(shop.parent)
         patch.setattr(sys, "path", [*sys.path])
-        patch.setattr("logging.basicConfig", lambda **_: None)  # which would take pytest's handlers away
         try:
             yield
         finally:

@@ -39,6 +39,8 @@ def work(message, session):
     if message.payload == "sleep":
         Path("asleep").touch()
         time.sleep(60)
+    if message.payload == "fail":
+        raise ValueError("failed")
     if message.payload == "die" and message.attempt == 1:
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -167,6 +169,39 @@ def test_several_processes(program: Program, session: Session) -> None:
     assert "Traceback" not in program.said()
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+def test_loggers_that_a_module_disables(program: Program, session: Session, processes: int) -> None:
+    """As dictConfig() does by default with those that are there: what fairqueue has to say is seen all the same."""
+    (program.folder / "shop" / "logs.py").write_text(
+        "import logging.config\n"
+        "logging.getLogger('shop').info('before')\n"
+        f"logging.config.dictConfig({{'version': 1}})\n{MODULE.format(grace=30)}"
+        "logging.getLogger('shop.late').info('after')\n"
+    )
+    acts.put(session, "acme", payload="fail", max_attempts=1)
+    with program.running("shop.logs:app", "--processes", str(processes)) as process:
+        acts.wait_until(lambda: len(program.workers()) == processes and left(session) == 0)
+        process.terminate()
+        assert process.wait(30) == 0
+    said = program.said()
+    assert "the message is a dead letter now" in said
+    assert "ValueError: failed" in said
+    for name, word in {"shop": "before", "shop.late": "after"}.items():
+        assert len(re.findall(rf"^\d.* INFO {name}: {word}$", said, re.MULTILINE)) == processes
+
+
+def test_logging_that_a_module_sets_up(program: Program) -> None:
+    """In the plainest way, which has no effect where it is set up already. The level is that of the option."""
+    (program.folder / "shop" / "logs.py").write_text(
+        f"import logging\nlogging.basicConfig(format='mine: %(message)s')\n{MODULE.format(grace=30)}"
+    )
+    with program.running("shop.logs:app") as process:
+        acts.wait_until(lambda: re.search(r"^mine: .* works on queue", program.said(), re.MULTILINE))
+        process.terminate()
+        assert process.wait(30) == 0
+    assert program.workers() == []
+
+
 def test_the_processes_end_with_a_parent_that_is_killed(program: Program, session: Session) -> None:
     acts.put(session, "acme", 3)
     with program.running("shop.jobs:app", "--processes", "2") as process:
@@ -282,7 +317,6 @@ def test_modules_of_a_project_are_not_taken_for_ours(tmp_path: Path, monkeypatch
     monkeypatch.chdir(tmp_path)
     commands: list[list[str]] = []
     monkeypatch.setattr(processes, "supervise", lambda command, _: commands.append(command))
-    monkeypatch.setattr("logging.basicConfig", lambda **_: None)
     CliRunner().invoke(worker, ["jobs:app", "--processes", "2"], catch_exceptions=False)
     done = subprocess.run([*commands[0], "--help"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
@@ -297,7 +331,6 @@ def test_the_folder_goes_before_other_modules_of_the_name(tmp_path: Path, monkey
     monkeypatch.setattr(sys, "path", [str(tmp_path / "other"), *sys.path, str(tmp_path / "here")])
     commands: list[list[str]] = []
     monkeypatch.setattr(processes, "supervise", lambda command, _: commands.append(command))
-    monkeypatch.setattr("logging.basicConfig", lambda **_: None)
     CliRunner().invoke(worker, ["jobs_of_a_folder:app", "--processes", "2"], catch_exceptions=False)
     assert "-P" in commands[0]
     refused = CliRunner().invoke(worker, ["jobs_of_a_folder:app"])

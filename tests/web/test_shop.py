@@ -7,6 +7,7 @@ work, and the database restarted twice. FAIRQUEUE_TEST_SECONDS is how long the t
 
 import asyncio
 import contextlib
+import importlib
 import os
 import random
 import re
@@ -18,10 +19,10 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import alembic.command
 import alembic.config
@@ -292,6 +293,45 @@ def test_the_shop(own_server: embedded.Server, shop: Shop) -> None:
     for pid in processes:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+@pytest.fixture
+def load(database_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
+    """Imports a module of the shop, for this database."""
+    monkeypatch.setenv("DATABASE_URL", database_url)
+    yield lambda name: importlib.import_module(f"examples.shop.{name}")
+    for name in ("web", "api"):
+        sys.modules.pop(f"examples.shop.{name}", None)
+
+
+def limit(pool: Any) -> int:
+    """Have it give no more connections than it keeps, and nobody wait for one; returns how many those are."""
+    pool._max_overflow, pool._timeout = 0, 0.01
+    size: int = pool.size()
+    return size
+
+
+def test_a_website_without_a_free_connection(load: Callable[[str], Any]) -> None:
+    """It answers as without a database."""
+    web = load("web")
+    with web.app.app_context():
+        engine = web.db.engine
+    used = [engine.connect() for _ in range(limit(engine.pool))]
+    assert web.app.test_client().post("/acme/documents", data="one").status_code == 503
+    for connection in used:
+        connection.close()
+    engine.dispose()
+
+
+async def test_an_api_without_a_free_connection(load: Callable[[str], Any], anyio_backend: str) -> None:
+    api = load("api")
+    used = [await api.engine.connect() for _ in range(limit(api.engine.pool))]
+    transport = httpx.ASGITransport(app=api.app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        assert (await client.post("/acme/documents", json={"text": "one"})).status_code == 503
+    for connection in used:
+        await connection.close()
+    await api.engine.dispose()
 
 
 def test_a_terminal_that_is_closed_at_once(own_server: embedded.Server) -> None:

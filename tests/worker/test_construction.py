@@ -5,6 +5,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -87,6 +88,14 @@ def test_one_handler(engine: Engine) -> None:
         app.handler(lambda _: None)
     with pytest.raises(fq.FairqueueError, match="queue 'default' has no handler"):
         fq.Worker(engine).run()
+
+
+def test_outside_the_main_thread(engine: Engine) -> None:
+    app = fq.Worker(engine)
+    app.handler(lambda _: None)
+    refused = pytest.raises(fq.FairqueueError, match=r"^run\(\) needs the main thread, .* `with worker:` here$")
+    with ThreadPoolExecutor(1) as thread, refused:
+        thread.submit(app.run).result()
 
 
 def test_what_is_no_handler(engine: Engine) -> None:

@@ -399,3 +399,20 @@ class TestTheConnection:
             put(session, "acme")
             wait_for_endings(session, 1)
         assert failures[:4] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("notify", [True, False])
+def test_a_driver_that_cannot_hear(
+    notify: bool, session: Session, worker_of: WorkerOf, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It works, and says once why it polls; but not where it is meant to."""
+    app = worker_of("plain", lambda *_: None, notify=notify)
+    app.engine.dialect.driver = "psycopg2"
+    with app:
+        put(session, "acme")
+        wait_for_endings(session, 1)
+    said = (
+        "the driver psycopg2 can't hear notifications of the database, so queue 'default' is polled each 0.05 s: begin"
+        " the engine's URL with postgresql+psycopg://. Worker(notify=False) says that it is meant to be so"
+    )
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [said] * notify
