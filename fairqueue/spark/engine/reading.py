@@ -188,7 +188,7 @@ def arrow_schema(selection: Selection) -> pa.Schema:
         "double": pa.float64(),
         "string": pa.string(),
         "binary": pa.binary(),
-        "timestamp": pa.timestamp("us", tz="UTC"),
+        "timestamp_ltz": pa.timestamp("us", tz="UTC"),
     }
     known = columns_of(selection.table)
     return pa.schema([pa.field(name, types[known[name]]) for name in selection.columns])
