@@ -79,7 +79,8 @@ class _Figures:
     waiting: int
     #: Messages that are leased, also those whose lease ran out and that no dequeue has taken back yet.
     running: int
-    #: For how long the oldest ready message has been one; None: there is none.
+    #: For how long the oldest ready message has been there and due; None: there is none. Where it came back to its old
+    #: place, handed back or as its first lease ran out, that lease is included: when it ended is kept nowhere.
     oldest: timedelta | None
     #: Messages that were completed in the last hour.
     served: int

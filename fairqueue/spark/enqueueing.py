@@ -48,7 +48,11 @@ _CSV = {
     # As programs write it: a quoted value may have line breaks, and a quote in it is there twice.
     "multiLine": "true",
     "escape": '"',
+    # Else the names are those of one file, whatever the others have in their place.
+    "enforceSchema": "false",
 }
+# Else the columns are those of one file.
+_PARQUET = {"mergeSchema": "true"}
 #: Unless said, times are cut to milliseconds.
 _AS_JSON = {
     "ignoreNullFields": "false",
@@ -149,7 +153,7 @@ def read_files(spark: SparkSession, path: str, format: Format | None = None) -> 
     if kind not in FORMATS:
         raise InvalidValue(f"format must be {', '.join(FORMATS)}, not {kind!r}")
     if kind != "files":
-        settings = {"csv": _CSV, "json": _JSON}.get(kind, {})
+        settings = {"csv": _CSV, "json": _JSON, "parquet": _PARQUET}[kind]
         return spark.read.format(kind).options(**settings).load(path)
     path = absolute(path)  # its depth has to be known
     files = spark.read.format("binaryFile").option("recursiveFileLookup", "true").load(path)

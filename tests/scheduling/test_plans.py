@@ -382,3 +382,28 @@ def test_a_check_looks_at_each_channel_once(raw: Raw, empty: Engine, empty_datab
             assert pages <= 10_000
         while value(connection, "SELECT count(*) FROM fairqueue.signal"):
             leases(connection, 10)
+
+
+def test_a_check_of_many_queues_looks_at_each_once(raw: Raw, empty: Engine, empty_database_url: str) -> None:
+    """However many there are, with limits and arrivals: no table is compared with each row of another one."""
+    with empty.begin() as begun:
+        install(begun)  # as above
+    connection = raw(empty_database_url)
+    connection.autocommit = True
+    without_autovacuum(connection)
+    connection.execute(
+        "INSERT INTO fairqueue.message (queue, channel)"
+        " SELECT 'q' || g, 'c' || c FROM generate_series(1, 100) g, generate_series(1, 10) c"
+    )
+    connection.execute(
+        "SELECT count(*) FROM generate_series(1, 100) g CROSS JOIN LATERAL fairqueue.message_dequeue('q' || g, 1)"
+    )
+    assert value(connection, "SELECT count(*) FROM fairqueue.lane") == 1000
+    connection.execute("UPDATE fairqueue.rotation SET max_concurrency = 5, arrival_tag = 100")
+    statements = Watched(raw(empty_database_url)).run("SELECT * FROM fairqueue.queue_check()")
+    (check,) = [statement for statement in statements if "WITH RECURSIVE" in statement.query]
+    in_vain = [
+        node["Actual Loops"] * (node.get("Rows Removed by Filter", 0) + node.get("Rows Removed by Join Filter", 0))
+        for node in check.nodes
+    ]
+    assert sum(in_vain) <= 20_000

@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow.dataset import partitioning
 
+from fairqueue import schema
 from fairqueue.errors import FairqueueError, InvalidValue
 from fairqueue.spark.engine.archives import Archive, Archived
 from fairqueue.spark.engine.feeds import Offset
@@ -30,6 +31,7 @@ from fairqueue.spark.engine.reading import Selection, arrow_schema
 from tests.acts import stop_clock, wait_until
 from tests.fixtures.connections import Raw
 from tests.observing import observer, value, waits_for_a_lock
+from tests.pages import ROOT, blocks
 from tests.spark.histories import COLUMNS, DAY, add, add_days, history, noon, ordered, release, row
 from tests.spark.idling import connections, ended_after
 
@@ -289,6 +291,17 @@ class TestRelease:
         assert run(archive).released == []
         assert sum(self.days(filled).values()) == 21
 
+    def test_in_a_database_with_another_isolation(
+        self, archive: Stopping, filled: psycopg.Connection[Any], folder: Path
+    ) -> None:
+        """What is said for the database as a whole is said of others' transactions."""
+        everything = history(filled)
+        database = filled.info.dbname
+        filled.execute(f"ALTER DATABASE \"{database}\" SET default_transaction_isolation = 'repeatable read'".encode())
+        filled.commit()
+        assert run(archive, age=0).released == [DAY + timedelta(days=day) for day in range(3)]
+        assert archived(folder) == everything
+
     @pytest.mark.parametrize(
         "harm",
         ["a file is missing", "a file is there twice", "a value differs", "a null became empty", "of another day"],
@@ -447,15 +460,37 @@ class TestPlaces:
         place = Place(url=database_url)
         with pytest.raises(FairqueueError, match="feed 'archive' has its archive elsewhere, not in"):
             run(Archive(place, str(tmp_path / "other"), feed="archive", each=one_by_one))
-        with pytest.raises(
-            InvalidValue, match="is the archive of feed 'archive' in schema 'fairqueue', not of 'second'"
-        ):
+        with pytest.raises(InvalidValue, match="is the archive of feed 'archive', not of 'second'"):
             run(Archive(place, str(folder), feed="second", each=one_by_one))
         connection.execute("SELECT fairqueue.feed_move('archive', '900000', 1)")
         connection.commit()
         with pytest.raises(FairqueueError, match="feed 'archive' is ahead of"):
             run(archive)
         assert run(Archive(place, str(tmp_path / "other"), feed="second", each=one_by_one)).rows == 1
+
+    def test_of_another_schema_are_refused(
+        self, archive: Stopping, engine: Engine, database_url: str, folder: Path
+    ) -> None:
+        with engine.begin() as begun:
+            schema.install(begun, schema="second")
+        run(archive)
+        with pytest.raises(FairqueueError, match="the offset is of the server, database and schema "):
+            run(Archive(Place(url=database_url, schema="second"), str(folder), feed="archive", each=one_by_one))
+
+    def test_of_a_schema_that_is_renamed(
+        self, archive: Stopping, connection: psycopg.Connection[Any], database_url: str, folder: Path
+    ) -> None:
+        """As the documentation has it: it is the same history, and goes on."""
+        add(connection, [row(1)])
+        connection.commit()
+        run(archive)
+        ((_, renaming),) = blocks((ROOT / "docs" / "operations.md").read_text("utf-8"), "plpgsql")
+        connection.execute(renaming.encode())
+        connection.execute("UPDATE jobs.history SET xid = pg_current_xact_id()")  # which is another row to a feed
+        connection.commit()
+        renamed = Archive(Place(url=database_url, schema="jobs"), str(folder), feed="archive", each=one_by_one)
+        assert run(renamed).rows == 1
+        assert run(renamed).rows == 0
 
     @pytest.mark.parametrize("path", ["file:/data/history", "dbfs:/history"])
     def test_that_only_spark_knows(self, database_url: str, path: str) -> None:

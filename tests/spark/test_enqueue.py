@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 from collections.abc import Iterator
 from functools import reduce
 from pathlib import Path
@@ -200,6 +201,22 @@ class TestText:
             {"tenant": "7", "zip": "1e3"},
         ]
 
+    @pytest.mark.parametrize("header", ["doc,tenant", "tenant,name", "tenant", "tenant,doc,size"])
+    def test_files_with_other_columns(self, engine: Engine, database_url: str, tmp_path: Path, header: str) -> None:
+        """Else the values of one would be taken for those of another."""
+        folder = tmp_path / "documents.csv"
+        folder.mkdir()
+        for name, first in (("1.csv", "tenant,doc"), ("2.csv", header)):
+            (folder / name).write_text(f"{first}\n{first.upper()}\n")
+        result = run(database_url, "enqueue", folder, "--channel", "tenant")
+        assert result.exit_code == 1
+        assert result.output.count("\n") == 1
+        assert ".csv. " in result.output, "which file it is"
+        assert "CSV header" in result.output
+        if header == "doc,tenant":
+            assert re.search("Expected: (tenant|doc) but found: (tenant|doc)\n", result.output)
+        assert messages(engine) == []
+
     @pytest.mark.parametrize(
         ("name", "text"),
         [
@@ -217,6 +234,22 @@ class TestText:
         assert result.output.count("\n") == 1
         assert "Malformed records are detected" in result.output
         assert messages(engine) == []
+
+
+def test_parquet_with_other_columns(spark: "SparkSession", engine: Engine, database_url: str, tmp_path: Path) -> None:
+    """Of all files, whichever is read first."""
+    path = tmp_path / "documents.parquet"
+    for others in ("1 AS a", "2 AS a, 'x' AS b", "3 AS c"):
+        spark.sql(f"SELECT 'acme' AS tenant, {others}").write.mode("append").parquet(str(path))
+    found = enqueued(spark, engine, database_url, path, "tenant")
+    assert sorted(found, key=str) == sorted(
+        [
+            {"tenant": "acme", "a": 1, "b": None, "c": None},
+            {"tenant": "acme", "a": 2, "b": "x", "c": None},
+            {"tenant": "acme", "a": None, "b": None, "c": 3},
+        ],
+        key=str,
+    )
 
 
 def test_rows_that_cannot_be(spark: "SparkSession", engine: Engine, database_url: str, tmp_path: Path) -> None:

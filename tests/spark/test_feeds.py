@@ -361,6 +361,23 @@ class TestOtherServers:
         connection.commit()
         feed.register(feed.begin())
 
+    def test_a_feed_with_unread_rows_is_not_led_past_them(self, place: Place, raw: Raw) -> None:
+        """They may be another reader's, for whom nothing would keep them."""
+        feed = Feed(place, "mine")
+        connection = raw(str(place.url))
+        feed.register(feed.begin(latest=True))
+        feed.register(feed.begin(latest=True))  # there is nothing between
+        before = feed.cursor()
+        add(connection, [row(1)])
+        connection.commit()
+        with pytest.raises(FairqueueError, match=r"feed 'mine' hasn't read all up to there, .*feed_forget\('mine'\)"):
+            feed.register(feed.begin(latest=True))
+        assert feed.cursor() == before
+        feed.register(feed.begin())
+        connection.execute("SELECT fairqueue.feed_forget('mine')")
+        connection.commit()
+        feed.register(feed.begin(latest=True))
+
     @pytest.mark.parametrize("document", [{}, {"xid": "a", "message_id": 1, "server": "1", "dropped": 0}, {"xid": 1}])
     def test_offsets_of_something_else(self, document: dict[str, Any]) -> None:
         with pytest.raises(InvalidValue, match="an offset has xid, message_id, server and dropped, not"):

@@ -287,6 +287,16 @@ class TestDirect:
         assert second() == 1
         once_each(watching, ["a"])
 
+    def test_twice_in_a_database_with_another_isolation(
+        self, place: Place, others: Others, watching: psycopg.Connection[Any]
+    ) -> None:
+        """In which a statement would fail that finds what wasn't there yet when its transaction began."""
+        database = watching.info.dbname
+        watching.execute(
+            f"ALTER DATABASE \"{database}\" SET default_transaction_isolation = 'repeatable read'".encode()
+        )
+        self.test_twice_at_the_same_time(place, others, watching, "commit")
+
     def test_claimed_within_a_savepoint(self, session: Session) -> None:
         """The count is noted by the same transaction, whatever part of it claimed."""
         with session.begin_nested():

@@ -27,6 +27,8 @@ from fairqueue.spark.engine.loading import (
     stage,
 )
 from fairqueue.spark.engine.place import Place
+from fairqueue.spark.engine.reading import Selection, plan
+from fairqueue.spark.engine.reading import snapshot as held_snapshot
 from tests.acts import drain, put
 from tests.alembic.hosts import Host
 from tests.catalog import snapshot
@@ -68,6 +70,8 @@ class TestRights:
         assert clean(place, hours=0) == 1
         assert progress(place, JOB) == 0
         assert len(drain(session)) == 3
+        with held_snapshot(place.url) as now:
+            assert plan(place, Selection("messages"), snapshot=now)
 
     def test_without(self, database_url: str, role: str) -> None:
         place = self.place_of(database_url, role)

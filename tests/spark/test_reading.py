@@ -27,7 +27,7 @@ from fairqueue.testing._databases import Databases
 from tests.fixtures.connections import Raw
 from tests.fixtures.postgres import libpq
 from tests.observing import value
-from tests.spark.histories import add, add_days, history, noon, ordered, row
+from tests.spark.histories import DAY, add, add_days, history, noon, ordered, release, row
 from tests.spark.idling import connections, ended_after
 
 HISTORY = Selection("history")
@@ -262,6 +262,36 @@ class TestMeanwhile:
         filled.commit()
         with pytest.raises(FairqueueError, match="a partition of history has been dropped since"):
             _ = [rows_of(place, HISTORY, part) for part in parts]
+
+    def test_no_partition_is_dropped_under_a_snapshot(
+        self, place: Place, filled: psycopg.Connection[Any], database_url: str
+    ) -> None:
+        """Who would drop one gives up soon, and tries again; others are made meanwhile."""
+        wanted = history(filled)
+        drop = "SELECT fairqueue.history_drop('2026-03-29')"
+        filled.execute("SET lock_timeout = '100ms'")
+        with snapshot(database_url) as now:
+            assert value(filled, drop) is False
+            filled.commit()
+            with pytest.raises(psycopg.errors.LockNotAvailable):
+                release(filled, DAY)
+            filled.rollback()
+            add_days(filled, 4)
+            assert ordered(all_of(place, HISTORY, snapshot=now)) == wanted
+        assert value(filled, drop) is True
+
+    def test_a_partition_is_dropped_under_the_snapshot_of_somebody_else(
+        self, place: Place, filled: psycopg.Connection[Any], raw: Raw, database_url: str
+    ) -> None:
+        """Who has locked nothing. What is asked for isn't all there; other days are."""
+        other = raw(database_url)
+        other.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        now = value(other, "SELECT pg_export_snapshot()")
+        filled.execute("DROP TABLE fairqueue.history_2026_03_28")
+        filled.commit()
+        with pytest.raises(FairqueueError, match="a partition of history has been dropped since"):
+            plan(place, HISTORY, snapshot=now)
+        assert len(all_of(place, Selection("history", since=noon(0.5)), snapshot=now)) == 900
 
     def test_no_queue(self, database_url: str) -> None:
         elsewhere = Place(url=database_url, schema="elsewhere")

@@ -85,6 +85,31 @@ class TestFrames:
         assert "message_id" in told.getvalue()
         assert "postgresql" not in told.getvalue(), "the URL is nobody else's business"
 
+    @pytest.mark.parametrize("schema", ["finished_at timestamp_ltz", None])
+    def test_where_timestamps_are_another_type(
+        self, spark: "SparkSession", url: str, connection: psycopg.Connection[Any], schema: str | None
+    ) -> None:
+        spark.conf.set("spark.sql.timestampType", "TIMESTAMP_NTZ")
+        try:
+            reader = spark.read.format("fairqueue").options(url=url)
+            found = (reader if schema is None else reader.schema(schema)).load().select("finished_at").collect()
+        finally:
+            spark.conf.unset("spark.sql.timestampType")
+        times = [each["finished_at"] for each in history(connection)]
+        assert sorted(each.finished_at.astimezone(UTC) for each in found) == sorted(times)
+
+    def test_is_of_one_moment(self, spark: "SparkSession", database_url: str) -> None:
+        """In which it is first used, however often that is; for what came later it is loaded again."""
+        with psycopg.connect(libpq(database_url)) as connection:
+            frame, other = loaded(spark, database_url), loaded(spark, database_url)
+            frame.createOrReplaceTempView("fairqueue_history")
+            for number in range(2):
+                add(connection, [row(number)])
+                connection.commit()
+                assert spark.sql("SELECT * FROM fairqueue_history").count() == 1
+            assert other.count() == 2
+            spark.catalog.dropTempView("fairqueue_history")
+
     def test_of_some_columns(self, spark: "SparkSession", url: str) -> None:
         schema = "xid bigint, message_id bigint"
         frame = spark.read.format("fairqueue").schema(schema).options(url=url, since=noon(2).isoformat()).load()

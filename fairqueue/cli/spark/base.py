@@ -117,7 +117,8 @@ def _explained(error: Exception) -> Failed:
     if ours:
         return Failed(ours[-1] + _way_out(ours[-1]))
     # Of Java: what went wrong and why, each once, however often a stage has been tried again.
-    named = dict.fromkeys(re.findall(r"\[[A-Z][A-Z_.]+\] .*", str(error)))
+    of_csv = r"(?<=IllegalArgumentException: ).*CSV header.*?(?=:?$)|^Expected: .* but found: .*"
+    named = dict.fromkeys(re.findall(rf"\[[A-Z][A-Z_.]+\] .*|{of_csv}", str(error), re.MULTILINE))
     if named:
         return Failed(" ".join(named))
     return Failed(next((line for line in str(error).splitlines() if line.strip()), type(error).__name__))

@@ -147,7 +147,6 @@ class Archive:
 
     def _resumed(self, horizon: Offset) -> Offset:
         """From where to go on, when what an interrupted run had begun is finished or undone."""
-        mine = {"feed": self._name, "schema": self._place.schema}
         cursor = self._feed.cursor()
         found = self._load("_archive.json")
         if found is None:
@@ -156,14 +155,13 @@ class Archive:
                     f"feed {self._name!r} has its archive elsewhere, not in {self._folder.path}; name another feed"
                 )
             begin = self._feed.begin()
-            self._save("_archive.json", {**mine, "begin": begin.document()})
+            self._save("_archive.json", {"feed": self._name, "begin": begin.document()})
             self._reached("begun")
             self._feed.move(begin)
             return begin
-        if {name: found.get(name) for name in mine} != mine:
+        if found.get("feed") != self._name:
             raise InvalidValue(
-                f"{self._folder.path} is the archive of feed {found.get('feed')!r} in schema {found.get('schema')!r},"
-                f" not of {self._name!r} in {self._place.schema!r}"
+                f"{self._folder.path} is the archive of feed {found.get('feed')!r}, not of {self._name!r}"
             )
         last = self._last_manifest()
         end = Offset.of(found["begin"] if last is None else last["end"])

@@ -138,16 +138,23 @@ class Feed:
     def register(self, start: Offset) -> None:
         """Have retention keep what follows.
 
-        :raises FairqueueError: if it hasn't, as a feed of this name has read on.
+        :raises FairqueueError: if it hasn't, as a feed of this name has read on; or if one hasn't read all before it.
         """
         cursor = None if self._name is None else self.cursor()
-        if cursor is not None and cursor > (start.xid, start.message_id):
-            raise FairqueueError(
-                f"feed {self._name!r} has read on from there, so that history may be dropped before it is read again:"
-                " name another feed, begin with the latest, or first, as an operator,"
-                f" SELECT {self._place.name('feed_forget')}({literal(str(self._name))})"
-            )
-        self.move(start)
+        before = start if cursor is None else start.at(*cursor)
+        if before > start:
+            fault = "has read on from there, so that history may be dropped before it is read again"
+            way_out = "begin with the latest"
+        elif before < start and self.next(before, horizon=start) != before:
+            fault = "hasn't read all up to there, which nothing would keep for it any more"
+            way_out = "go on with its checkpoint"
+        else:
+            self.move(start)
+            return
+        raise FairqueueError(
+            f"feed {self._name!r} {fault}: name another feed, {way_out}, or first, as an operator,"
+            f" SELECT {self._place.name('feed_forget')}({literal(str(self._name))})"
+        )
 
     def move(self, end: Offset) -> None:
         """What comes before ``end`` is safe elsewhere, and retention may drop it. Nothing to do without a name."""

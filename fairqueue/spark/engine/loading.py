@@ -195,10 +195,9 @@ def clean(place: Place, hours: float = 24) -> int:
     """Drop what dead loads have staged longer ago than that; how many tables that were."""
     dropped = 0
     query = f"SELECT n FROM {place.name('stage_clean')}(make_interval(secs => %s)) n WHERE n > 0"
-    with place.connect(autocommit=True) as connection:
-        # So many at a time.
-        while row := row_of(connection, query, hours * 3600):
-            dropped += row[0]
+    # So many at a time.
+    while row := place.row(query, hours * 3600):
+        dropped += row[0]
     return dropped
 
 

@@ -61,10 +61,12 @@ class Place:
         return f"{quote(self.schema)}.{quote(table)}"
 
     def connect(self, **settings: Any) -> psycopg.Connection[Any]:
-        """A connection for statements."""
+        """A connection for statements. Its transactions are READ COMMITTED, whatever the database says."""
         import psycopg
 
-        return psycopg.connect(self._libpq(), **settings)
+        connection = psycopg.connect(self._libpq(), **settings)
+        connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+        return connection
 
     def row(self, query: str, *parameters: object) -> Any:
         """The first row that a statement returns, in a transaction of its own; None: it returns none."""
@@ -73,12 +75,14 @@ class Place:
 
     @contextmanager
     def arrow(self) -> Iterator[ArrowConnection]:
-        """A connection for rows, with a transaction that is rolled back unless it is committed."""
+        """A connection for rows, with a READ COMMITTED transaction that is rolled back unless it is committed."""
         from adbc_driver_manager import AdbcConnection
         from adbc_driver_manager.dbapi import Connection
 
         database = _database(self._libpq())
         with Connection(database, AdbcConnection(database.driver)) as connection:
+            with connection.cursor() as cursor:
+                cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
             yield connection
 
     def _libpq(self) -> str:

@@ -51,6 +51,11 @@ _PART_BYTES = 64 << 20
 _SMALL_BYTES = 1 << 20
 _MOST_PARTS = 1024
 
+_DROPPED = (
+    "a partition of history has been dropped since the read, or its snapshot, began; read again, or under a"
+    " fairqueue.spark.snapshot, as long as which is held none is dropped"
+)
+
 
 @dataclass(frozen=True)
 class Selection:
@@ -149,10 +154,16 @@ def snapshot(url: str | None = None, *, schema: str = "fairqueue", passfile: str
         with fairqueue.spark.snapshot(url=url) as now:
             spark.read.format("fairqueue").options(url=url, table="messages", snapshot=now).load().count()
 
-    While it is held, VACUUM removes nothing that died since, anywhere in the database: be quick.
+    While it is held, no day of history is dropped, and VACUUM removes nothing that died since, anywhere in the
+    database: be quick.
+
+    :param schema: where fairqueue is installed.
     """
-    with Place(url=url, schema=schema, passfile=passfile).connect() as connection:
+    place = Place(url=url, schema=schema, passfile=passfile)
+    with place.connect() as connection:
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        # Before there is a snapshot. Who drops a day locks the whole history; who makes one need not wait for this.
+        connection.execute(f"LOCK TABLE ONLY {place.name('history')} IN ACCESS SHARE MODE".encode())
         # Of those that end it, transaction_timeout has come with PostgreSQL 17.
         connection.execute(
             "SELECT set_config(name, '0', true) FROM pg_settings"
@@ -177,7 +188,7 @@ def arrow_schema(selection: Selection) -> pa.Schema:
         "double": pa.float64(),
         "string": pa.string(),
         "binary": pa.binary(),
-        "timestamp": pa.timestamp("us", tz="UTC"),
+        "timestamp_ltz": pa.timestamp("us", tz="UTC"),
     }
     known = columns_of(selection.table)
     return pa.schema([pa.field(name, types[known[name]]) for name in selection.columns])
@@ -203,7 +214,9 @@ def plan(place: Place, selection: Selection, *, parts: int | None = None, snapsh
             # What that allows is there by now, so that a table without a block needs no part.
             connection.rollback()
         leaves = dict(connection.execute(_leaves(place).encode()).fetchall())
-        wanted = {name: blocks for name, blocks in leaves.items() if blocks and selection.may_be_in(name)}
+        wanted = {name: blocks for name, blocks in leaves.items() if blocks != 0 and selection.may_be_in(name)}
+        if None in wanted.values():
+            raise FairqueueError(_DROPPED)
         if snapshot is not None:
             return [Part(slices, snapshot) for slices in divided(wanted, parts, _block_size(connection))]
         default = bool(wanted.pop("history_default", 0))
@@ -318,7 +331,7 @@ def _begin(execute: Callable[[str], object], snapshot: str | None) -> None:
 
 
 def _leaves(place: Place) -> str:
-    """The partitions of history, and how many blocks they have."""
+    """The partitions of history, and how many blocks they have; null: it has been dropped since the snapshot."""
     return (
         f"SELECT c.relname::text, {_blocks('c.oid')} FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid"
         f" WHERE i.inhparent = {literal(place.name('history'))}::regclass ORDER BY c.relname"
@@ -326,7 +339,7 @@ def _leaves(place: Place) -> str:
 
 
 def _blocks(table: str) -> str:
-    return f"coalesce(pg_relation_size({table}) / current_setting('block_size')::bigint, 0)"
+    return f"pg_relation_size({table}) / current_setting('block_size')::bigint"
 
 
 def _block_size(connection: psycopg.Connection[Any]) -> int:
@@ -347,7 +360,5 @@ def _explained(place: Place, selection: Selection) -> Iterator[None]:
                 " schema"
             ) from error
         if error.sqlstate == "42P01":
-            raise FairqueueError(
-                "a partition of history has been dropped since the read was planned; read again, or under a snapshot"
-            ) from error
+            raise FairqueueError(_DROPPED) from error
         raise

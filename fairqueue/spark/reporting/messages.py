@@ -54,7 +54,7 @@ def lives(history: DataFrame, live: DataFrame | None, parts: int) -> DataFrame:
     if live is not None:
         _check("live", live, "id", "leased_until")
         leased_at = sf.when(sf.col("leased_until").isNotNull(), sf.col("leased_at"))
-        outcome, nothing = sf.lit(None).cast("string").alias("outcome"), sf.lit(None).cast("timestamp")
+        outcome, nothing = sf.lit(None).cast("string").alias("outcome"), sf.lit(None).cast("timestamp_ltz")
         rows = rows.unionByName(live.select(*TENANT, "id", outcome, "cost", *_times(leased_at, nothing)))
     outcomes = Window.partitionBy("id", "channel", "queue").orderBy(sf.col("finished").asc_nulls_last())
     rows = rows.repartition(parts, *TENANT).withColumn("first", sf.row_number().over(outcomes) == 1)

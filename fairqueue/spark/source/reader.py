@@ -97,6 +97,7 @@ def named(schema: StructType, table: TableName) -> tuple[str, ...]:
     known = columns_of(table)
     for field in schema.fields:
         kind = field.dataType.simpleString()
+        kind = "timestamp_ltz" if kind == "timestamp" else kind  # whose name in DDL may mean the other one
         if kind != known.get(field.name, kind):
             raise InvalidValue(f"column {field.name} of {table} is a {known[field.name]}, not a {kind}")
     return tuple(schema.fieldNames())

@@ -14,8 +14,9 @@ option                 meaning
 ``partitions``         of a batch; one a core, and one for 500,000 rows, unless said
 ``columns``            only these, with commas between; or say ``.schema(...)``
 ``fail_on_data_loss``  whether rows that were dropped before they were read are an error: ``true`` (unless said), or
-                       ``false``; with ``feed`` there are none. A new checkpoint for a feed that was ahead of it is
-                       refused until ``feed_forget(name)``: what lies between isn't kept for it
+                       ``false``; with ``feed`` there are none. A new checkpoint for a feed that was ahead of it, or
+                       that it would lead past unread rows, is refused until ``feed_forget(name)``: what lies between
+                       isn't kept, or wouldn't be
 ====================== =============================================================================================
 
 The checkpoint holds how far the stream is: it goes on there, on the same server only. A transaction that stays open on

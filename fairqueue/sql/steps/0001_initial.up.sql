@@ -2468,9 +2468,9 @@ BEGIN
         FROM lane l
         LEFT JOIN news n ON n.queue = l.queue AND n.channel = l.channel
         LEFT JOIN news q ON q.queue = l.queue AND q.channel IS NULL
+        LEFT JOIN (SELECT r.queue, max(r.clock) AS clock FROM rotations r GROUP BY r.queue) r ON r.queue = l.queue
         -- A clock that was set back is for the next dequeue to see to.
-        CROSS JOIN LATERAL (
-            SELECT greatest(v_now, (SELECT max(r.clock) FROM rotations r WHERE r.queue = l.queue)) AS at) t
+        CROSS JOIN LATERAL (SELECT greatest(v_now, r.clock) AS at) t
         WHERE v_queue IS NULL OR l.queue = v_queue
     ), planned AS MATERIALIZED (
         SELECT p.queue, e.id, e.tag, e.since, e.channel, p.place + e.nth - 1 AS place,
@@ -2593,11 +2593,15 @@ BEGIN
             WHERE n.queue = e.queue AND n.policy AND coalesce(n.channel, e.channel) = e.channel)
     GROUP BY e.queue, e.channel
     UNION ALL
-    SELECT r.queue, NULL, 'leases that count toward max_concurrency', n.leases::text, r.running::text
-    FROM rotations r CROSS JOIN LATERAL (
-        SELECT (SELECT count(*) FROM leases e WHERE e.queue = r.queue AND e.counted >= r.counted_from)
-            + (SELECT count(*) FROM signals s WHERE s.queue = r.queue AND s.counted >= r.counted_from) AS leases) n
-    WHERE r.max_concurrency IS NOT NULL AND n.leases <> r.running
+    SELECT r.queue, NULL, 'leases that count toward max_concurrency', coalesce(n.leases, 0)::text, r.running::text
+    FROM rotations r
+    LEFT JOIN (
+        SELECT r.queue, count(*) AS leases
+        FROM rotations r
+        JOIN (SELECT e.queue, e.counted FROM leases e UNION ALL SELECT s.queue, s.counted FROM signals s) e
+            ON e.queue = r.queue AND e.counted >= r.counted_from
+        GROUP BY r.queue) n ON n.queue = r.queue
+    WHERE r.max_concurrency IS NOT NULL AND coalesce(n.leases, 0) <> r.running
         AND NOT EXISTS (SELECT FROM signals s WHERE s.queue = r.queue AND s.channel IS NULL AND s.is_policy)
     UNION ALL
     SELECT l.queue, l.channel, 'policy (weight, max_concurrency, release_interval, burst, paused_until)',
@@ -2653,7 +2657,8 @@ BEGIN
     UNION ALL
     SELECT r.queue, NULL, 'a start of arrivals beyond all lanes', format('at most %s', k.tag), r.arrival_tag::text
     FROM rotations r
-    CROSS JOIN LATERAL (SELECT greatest(0, r.vtime, max(l.tag)) AS tag FROM lanes l WHERE l.queue = r.queue) k
+    LEFT JOIN (SELECT l.queue, max(l.tag) AS tag FROM lanes l GROUP BY l.queue) l ON l.queue = r.queue
+    CROSS JOIN LATERAL (SELECT greatest(0, r.vtime, l.tag) AS tag) k
     WHERE r.arrival_tag > r.vtime AND r.arrival_tag > k.tag
     UNION ALL
     SELECT l.queue, l.channel, 'a ready lane before the first one', format('from (%s, %s) on', r.lane_tag, r.lane_since),
