@@ -127,7 +127,7 @@ def test_rights(granted: Roles, engine: Engine) -> None:
     assert rights("worker") == {
         *basic,
         *((f"message_{verb}", "EXECUTE") for verb in verbs),
-        *((f"queue_{verb}", "EXECUTE") for verb in ("listen", "unlisten")),
+        *((f"queue_{verb}", "EXECUTE") for verb in ("due", "listen", "unlisten")),
     }
     messages = {"message", "dead_message", "history", "history_default"}
     tables = messages | {
