@@ -69,6 +69,9 @@ def in_schema(schema: str) -> dict[str, Any]:
 
         engine = create_engine(url, execution_options=fq.in_schema("My Q"))
 
+    They are a ``schema_translate_map``: another one that is set later, as for the schema of a tenant, takes its place,
+    and has to have this entry, too.
+
     :param schema: its name, as it is, without quotes.
     :raises InvalidValue: if no schema can have that name.
     """

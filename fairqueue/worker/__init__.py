@@ -87,7 +87,7 @@ from .database import CLOSING, backoff, in_a_line, place
 from .decisions import Cancel, DeadLetter, Decision, Defer, Retry, apply
 from .handlers import Errors, Handled, Handler
 from .running import Run
-from .sessions import async_engines, check_isolation, check_pool
+from .sessions import async_engines, check_isolation, check_pool, check_schema
 
 __all__ = [
     "Cancel",
@@ -230,7 +230,8 @@ class Worker:
         :raises SchemaVersionError: if fairqueue isn't installed, or in another version.
         :raises FairqueueError: if it has no handler, or is running already; or outside the main thread, as only that
             one can handle signals: use ``with worker:`` there.
-        :raises InvalidValue: if the engine's pool has too few connections.
+        :raises InvalidValue: if the engine's pool has too few connections, or the handler's sessions lead to another
+            schema.
         """
         return run(self)
 
@@ -253,6 +254,7 @@ class Worker:
                 " make another Worker of the queue"
             )
         check_pool(self, self.registered)
+        check_schema(self, self.registered)
         self._run = run = Run(self, task_status.started)
         try:
             with run.looking:  # a stop doesn't wait for a server that hangs

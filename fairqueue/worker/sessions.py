@@ -9,13 +9,14 @@ from sqlalchemy import Engine
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from fairqueue.errors import InvalidValue
+from fairqueue.schema import DEFAULT_SCHEMA
 
 from .handlers import Handler
 
 if TYPE_CHECKING:
     from . import Worker
 
-__all__ = ["async_engines", "check_isolation", "check_pool"]
+__all__ = ["async_engines", "check_isolation", "check_pool", "check_schema"]
 
 log = logging.getLogger("fairqueue.worker")
 
@@ -62,6 +63,19 @@ def check_pool(worker: Worker, handler: Handler) -> None:
         )
 
 
+def check_schema(worker: Worker, handler: Handler) -> None:
+    """Ids are the same ones in each schema: elsewhere a handler's session would complete somebody else's message."""
+    bind = _bind_of(worker.async_session if handler.is_async else worker.session)
+    if not handler.takes_session or bind is None:
+        return
+    theirs, ours = _schema_of(bind), _schema_of(worker.engine)
+    if theirs != ours:
+        raise InvalidValue(
+            f"the worker's engine leads to schema {ours!r}, but the sessions of {handler.name} to {theirs!r}: give the"
+            f" engines of both fq.in_schema({ours!r}), which a schema_translate_map of your own would replace"
+        )
+
+
 def check_isolation(worker: Worker, handler: Handler) -> None:
     """Say so where handlers and their messages can't go together: all else works, so nothing is refused."""
     bind = _bind_of(worker.async_session if handler.is_async else worker.session)
@@ -87,6 +101,11 @@ def async_engines(worker: Worker) -> set[AsyncEngine]:
     several = _told(worker.async_session).get("binds") or {}
     engines = (worker.engine, _bind_of(worker.async_session), *several.values())
     return {engine for engine in engines if isinstance(engine, AsyncEngine)}
+
+
+def _schema_of(bind: Any) -> str:
+    names = getattr(bind, "sync_engine", bind).get_execution_options().get("schema_translate_map") or {}
+    return str(names.get(DEFAULT_SCHEMA, DEFAULT_SCHEMA))
 
 
 def _bind_of(factory: object) -> object:

@@ -109,3 +109,25 @@ def test_those_of_the_other_kind(parameter: str, factory: Any, engine_of: Engine
     """They would fail each message until it is dead."""
     with pytest.raises(fq.InvalidValue, match=f"^{parameter} must make the other kind of session, not be "):
         fq.Worker(engine_of("plain"), **{parameter: factory})
+
+
+@pytest.mark.parametrize("kind", ["plain session", "async session"])
+def test_those_of_another_schema(kind: str, engine_of: EngineOf) -> None:
+    """Its messages have the same ids: one of them might be completed."""
+    engine = engine_of(kind)
+    jobs = engine.execution_options(**fq.in_schema("jobs"))
+    make: Any = sessionmaker if kind == "plain session" else async_sessionmaker
+    parameter = "session" if kind == "plain session" else "async_session"
+    for one, other, message_ in [
+        (jobs, engine, r"leads to schema 'jobs', but the sessions of .* to 'fairqueue'"),
+        (engine, jobs, r"leads to schema 'fairqueue', but the sessions of .* to 'jobs'"),
+        (jobs, jobs.execution_options(schema_translate_map={None: "tenant_7"}), r"fq.in_schema\('jobs'\)"),
+    ]:
+        app = fq.Worker(one, **{parameter: make(other)})
+        app.handler(handler_of(kind, lambda *_: None))
+        with pytest.raises(fq.InvalidValue, match=message_), app:
+            pass
+    app = fq.Worker(jobs, **{parameter: make(engine.execution_options(**fq.in_schema("jobs")))})
+    app.handler(handler_of(kind, lambda *_: None))
+    with pytest.raises(fq.SchemaVersionError), app:  # as there is none
+        pass
