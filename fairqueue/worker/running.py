@@ -63,8 +63,9 @@ _HAND_BACK.verdict = "is left to others"
 #: Seconds that handing back may take, at the end of the time of grace.
 _LAST_WORDS = 5.0
 _LARGEST_BATCH = 1_000
-#: Seconds that the fetcher waits at least. What comes within them needs no question for what is due.
-_GLANCE = 0.01
+#: Seconds that the fetcher waits before it asks when something is due: a question that a busy worker need not ask. Not
+#: for as long where something was due last time, and not for less than that at all.
+_UNASKED, _GLANCE = 0.1, 0.01
 
 
 class Run:
@@ -85,6 +86,7 @@ class Run:
         self.when_due = select(SchemaFunction("queue_due", worker.queue, type_=Double()))
         #: How often, since the last message, nothing was left of what was due.
         self.in_vain = 0
+        self.unasked = _UNASKED
         self.jobs: set[Job] = set()
         self.standby: deque[Job] = deque()
         self.pace = Pace(worker.prefetch)
@@ -279,8 +281,8 @@ class Run:
         """Until the next poll, or until something may be served of which nobody is notified: its time has come."""
         # Longer by chance, so that workers which were started together don't stay together.
         pause = self.worker.poll * random.uniform(1, 1.2)  # noqa: S311
-        glance = min(pause, _GLANCE)
-        if await self.news.wait(glance) or glance == pause:
+        unasked = min(pause, self.unasked)
+        if await self.news.wait(unasked) or unasked == pause:
             return
         try:
             due = await self.database.run(lambda session: session.scalars(self.when_due).one(), alone=True)
@@ -288,10 +290,12 @@ class Run:
             due = None  # the next dequeue says what is wrong
         # Where others were there first, ever later: not all have to come for each message that a rate lets out.
         if due is not None and (due := max(due, _GLANCE * 2**self.in_vain)) < pause:
+            self.unasked = _GLANCE
             if not await self.news.wait(due):
                 self.in_vain += 1
         else:
-            await self.news.wait(pause)
+            self.unasked = _UNASKED
+            await self.news.wait(pause - unasked)
 
     async def work(self, tasks: TaskGroup) -> None:
         """In a slot: handle what stands by, until nothing does."""
