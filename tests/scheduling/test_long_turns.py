@@ -49,8 +49,8 @@ def test_policies(connection: Connection) -> None:
 def test_leases_that_ran_out(connection: Connection) -> None:
     """All of them have to wait before they are tried again."""
     connection.execute(
-        "INSERT INTO fairqueue.message (channel, attempt, leased_until)"
-        " SELECT 'c' || g % 100, 3, '2000-01-01' FROM generate_series(1, 60000) g"
+        "INSERT INTO fairqueue.message (channel, attempt, leased_until, backoff)"
+        " SELECT 'c' || g % 100, 3, '2000-01-01', 3600 FROM generate_series(1, 60000) g"
     )
     counts = []
     left = "SELECT count(*) FROM fairqueue.message WHERE leased_until IS NOT NULL"
