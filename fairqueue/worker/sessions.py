@@ -43,7 +43,6 @@ def check_pool(worker: Worker, handler: Handler) -> None:
     needed, most = worker.concurrency + _OWN, pool.size() + pool._max_overflow
     if needed <= most:
         return
-    factory = worker.async_session if handler.is_async else worker.session
     if not handler.takes_session:
         log.warning(
             "%s takes no session, but should it open some on the worker's engine, up to %d connections are needed, and"
@@ -56,7 +55,7 @@ def check_pool(worker: Worker, handler: Handler) -> None:
         )
     # Not the engines: one with other execution options has the same pool. Else handlers have connections of their own,
     # or nobody knows.
-    elif getattr(_bind_of(factory), "pool", None) is pool:
+    elif getattr(_bind_for(worker, handler), "pool", None) is pool:
         raise InvalidValue(
             f"concurrency {worker.concurrency} needs up to {needed} connections, but the engine's pool has {most}"
             f" at most: create_engine(..., pool_size={needed}), or a lower concurrency"
@@ -65,7 +64,7 @@ def check_pool(worker: Worker, handler: Handler) -> None:
 
 def check_schema(worker: Worker, handler: Handler) -> None:
     """Ids are the same ones in each schema: elsewhere a handler's session would complete somebody else's message."""
-    bind = _bind_of(worker.async_session if handler.is_async else worker.session)
+    bind = _bind_for(worker, handler)
     if not handler.takes_session or bind is None:
         return
     theirs, ours = _schema_of(bind), _schema_of(worker.engine)
@@ -78,8 +77,7 @@ def check_schema(worker: Worker, handler: Handler) -> None:
 
 def check_isolation(worker: Worker, handler: Handler) -> None:
     """Say so where handlers and their messages can't go together: all else works, so nothing is refused."""
-    bind = _bind_of(worker.async_session if handler.is_async else worker.session)
-    engine = getattr(bind, "sync_engine", bind)
+    engine = _bind_for(worker, handler)
     if not handler.takes_session or not isinstance(engine, Engine):
         return
     dialect = engine.dialect
@@ -104,8 +102,14 @@ def async_engines(worker: Worker) -> set[AsyncEngine]:
 
 
 def _schema_of(bind: Any) -> str:
-    names = getattr(bind, "sync_engine", bind).get_execution_options().get("schema_translate_map") or {}
+    names = bind.get_execution_options().get("schema_translate_map") or {}
     return str(names.get(DEFAULT_SCHEMA, DEFAULT_SCHEMA))
+
+
+def _bind_for(worker: Worker, handler: Handler) -> object:
+    """What the handler's sessions are bound to, without its async front; None: nobody knows."""
+    bind = _bind_of(worker.async_session if handler.is_async else worker.session)
+    return getattr(bind, "sync_engine", bind)
 
 
 def _bind_of(factory: object) -> object:
