@@ -191,6 +191,7 @@ def test_heads_are_planned_up_to_where_one_would_come_again(session: Session, cl
     due = text("SELECT due FROM fairqueue.lane WHERE channel IN ('c10', 'c12') ORDER BY channel")
     assert session.scalars(due).all() == [None, NOW + HOUR]
     session.commit()
+    sql(session, "UPDATE fairqueue.rotation SET plan_at = 10000")  # nothing more for now
     while planned(session) or session.scalar(text("SELECT 0 IN (SELECT tag FROM fairqueue.lane WHERE due = 0)")):
         twins.serve(1)
     session.commit()
@@ -198,6 +199,86 @@ def test_heads_are_planned_up_to_where_one_would_come_again(session: Session, cl
     assert planned(session) == []
     twins.open()
     twins.drain(1, 20)
+
+
+@pytest.mark.shared_database(False)
+def test_heads_of_two_rounds_are_planned_together(session: Session, clock_that_stands: None, heads: None) -> None:
+    """Behind the rest of one round, the beginning of the next: as far as the first of that rest doesn't come again."""
+    twins = Twins(session)
+    for number in range(10):
+        twins.put(f"c{number}", [1] * 3)
+    twins.serve(4)
+    twins.plan(9)
+    assert [channel for channel, _ in planned(session)] == ["c5", "c6", "c7", "c8", "c9", "c0", "c1", "c2"]
+    twins.plan(20)
+    twins.drain(3, 20)
+
+
+@pytest.mark.shared_database(False)
+def test_who_comes_again_at_the_tag_of_another_lane(session: Session, clock_that_stands: None, heads: None) -> None:
+    """But became ready before that one, and so comes before it."""
+    twins = Twins(session, {"a": Policy(weight=2)})
+    twins.put("a", [1] * 6)
+    twins.put("b", [1] * 3)
+    assert [channel for channel, _ in twins.serve(2)] == ["a", "b"]
+    twins.plan(9)
+    assert planned(session) == []
+    twins.drain(1, 9)
+
+
+def test_the_last_messages_of_channels_are_planned(session: Session, clock_that_stands: None) -> None:
+    """Of channels that are few enough for several of each to be planned, if they had them."""
+    twins = Twins(session)
+    for number in range(20):
+        twins.put(f"c{number}")
+    twins.serve(2)
+    twins.plan(20)
+    assert [channel for channel, _ in planned(session)] == [f"c{number}" for number in range(3, 20)]
+    twins.drain(3)
+
+
+def test_a_long_plan_is_continued_at_once(session: Session, clock_that_stands: None) -> None:
+    """Of many channels much more is planned than has been served; making it takes about as long as serving it."""
+    twins = Twins(session)
+    for number in range(40):
+        twins.put(f"c{number}", [1] * 20)
+    twins.serve(1)
+    twins.plan()
+    first = len(planned(session))
+    assert first > 4 * 64
+    twins.serve(1)
+    assert len(planned(session)) > first
+    twins.drain(7)
+
+
+def test_nothing_is_planned_where_something_arrives_each_time(session: Session, clock_that_stands: None) -> None:
+    twins = Twins(session)
+    for channel in "abc":
+        twins.put(channel, [1] * 60)
+    twins.serve(1)
+    plan_ahead(session)
+    twins.put("d")
+    twins.serve(10)
+    assert planned(session) == []
+    twins.serve(10)
+    assert planned(session)
+    twins.drain(7)
+
+
+def test_what_could_not_be_continued_is_not_tried_again_at_once(session: Session, clock_that_stands: None) -> None:
+    """By one who began to while somebody else found that nothing is left."""
+    twins = Twins(session)
+    for channel in "abc":
+        twins.put(channel, [1] * 60)
+    twins.serve(1)
+    twins.plan(64)
+    before = planned(session)
+    sql(session, "UPDATE fairqueue.rotation SET plan_at = ahead + 1")
+    sql(session, "SELECT fairqueue.scheduler_extend('default', fairqueue.unix_ms(fairqueue.clock()))")
+    assert planned(session) == before
+    sql(session, "UPDATE fairqueue.rotation SET plan_at = ahead")
+    sql(session, "SELECT fairqueue.scheduler_extend('default', fairqueue.unix_ms(fairqueue.clock()))")
+    assert planned(session)[: len(before)] == before != planned(session)
 
 
 @pytest.mark.parametrize("limit", [1, 7, 100])

@@ -1,7 +1,7 @@
 -- Schedules up to max_messages messages of a queue ahead, one of each channel: the heads of as many lanes.
 --
--- Called by scheduler_plan, where so many channels take turns that none would come up twice. No lane is visited less
--- often for it; but dequeues then take what is planned side by side, where each would have scheduled its own in a turn.
+-- Called by scheduler_plan, where so many channels take turns, or have so little left, that none would come up twice. No
+-- lane is visited less often for it; but dequeues then take what is planned side by side, where each would have scheduled its own in a turn.
 -- Planned is only what needs no second look when its time comes: messages of lanes without limits. A lane that has no
 -- more becomes idle, though its last message is still to be served: if something comes for it until then, it stands
 -- where it would have stood (scheduler_activate, scheduler_wake).
@@ -50,10 +50,12 @@ BEGIN
     -- As long as none would come again before the last of them. Lanes without one become idle, or wait.
     ), heads AS MATERIALIZED (
         SELECT s.*
-        FROM (
-            SELECT s.*, min(s.next_tag) FILTER (WHERE s.is_ripe AND s.next_at <= now_ms) OVER () AS again
-            FROM seen s) s
-        WHERE s.tag < s.again IS NOT FALSE
+        FROM seen s
+        LEFT JOIN (
+            SELECT k.next_tag, k.since FROM seen k
+            WHERE k.is_ripe AND k.next_at <= now_ms
+            ORDER BY k.next_tag, k.since LIMIT 1) again ON true
+        WHERE (s.tag, s.since) < (again.next_tag, again.since) IS NOT FALSE
         ORDER BY s.tag, s.since
     ), planned AS MATERIALIZED (
         SELECT array_agg(h.row) AS rows, array_agg(h.id) AS ids, array_agg(h.tag) AS tags,
