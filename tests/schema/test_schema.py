@@ -102,6 +102,15 @@ class TestRoads:
                 connection.execute(text(f"ALTER TABLE fairqueue.{change}"))
             assert len(differences(connection)) == 3
 
+    def test_no_index_depends_on_a_locale(self, engine: Engine) -> None:
+        """One whose order changes, with an update of the operating system, damages the indexes that do."""
+        depending = text("""
+            SELECT DISTINCT i.indexrelid::regclass::text
+            FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid CROSS JOIN unnest(i.indcollation) AS o (id)
+            WHERE c.relnamespace = 'fairqueue'::regnamespace AND o.id NOT IN (0, 'pg_catalog."C"'::regcollation)""")
+        with engine.connect() as connection:
+            assert connection.scalars(depending).all() == []
+
     def test_with_messages_in_it(self, empty: Engine, empty_database_url: str, raw: Raw) -> None:
         watching = observer(raw, empty_database_url)
         before = snapshot(watching)

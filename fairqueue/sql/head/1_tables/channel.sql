@@ -3,8 +3,8 @@
 -- Written by users, read by the scheduler and, for max_size, by enqueueing. A row is optional, so a channel costs
 -- nothing to have. A change is told to the scheduler by the trigger channel_changed.
 CREATE TABLE channel (
-    queue                text             NOT NULL DEFAULT 'default',
-    name                 text             NOT NULL,
+    queue                text COLLATE "C" NOT NULL DEFAULT 'default',
+    name                 text COLLATE "C" NOT NULL,
     -- Its share against the other channels of the queue.
     weight               double precision,
     -- How many of its messages may be leased at a time.

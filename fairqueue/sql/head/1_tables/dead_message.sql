@@ -4,9 +4,9 @@
 -- delete rows.
 CREATE TABLE dead_message (
     id               bigint           NOT NULL,
-    queue            text             NOT NULL,
-    channel          text             NOT NULL,
-    key              text,
+    queue            text COLLATE "C" NOT NULL,
+    channel          text COLLATE "C" NOT NULL,
+    key              text COLLATE "C",
     payload          jsonb,
     body             bytea,
     cost             double precision NOT NULL,

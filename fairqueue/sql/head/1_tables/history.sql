@@ -8,9 +8,9 @@
 -- ids, so a reader resumes from a transaction-id horizon and loses no late commit.
 CREATE TABLE history (
     message_id       bigint           NOT NULL,
-    queue            text             NOT NULL,
-    channel          text             NOT NULL,
-    key              text,
+    queue            text COLLATE "C" NOT NULL,
+    channel          text COLLATE "C" NOT NULL,
+    key              text COLLATE "C",
     -- 'completed', 'dead', 'cancelled', or 'dropped' where the channel was full.
     outcome          text             NOT NULL,
     attempt          integer          NOT NULL,

@@ -8,8 +8,8 @@
 --   null     idle: has no message but those in plan; kept for its tag until the virtual time has passed it, so that a
 --            pause gains nothing, and for its limits while they still count something
 CREATE TABLE lane (
-    queue            text             NOT NULL,
-    channel          text             NOT NULL,
+    queue            text COLLATE "C" NOT NULL,
+    channel          text COLLATE "C" NOT NULL,
     due              bigint,
     -- Start tag of the next message that isn't planned, in units of virtual time (see lane_step).
     tag              bigint           NOT NULL,

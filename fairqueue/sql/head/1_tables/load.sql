@@ -4,7 +4,7 @@
 -- stage_clean. A job, or a part of one, is loaded once: its epoch is 0. A stream is loaded batch by batch, and its
 -- epoch is the number of the last one, which only grows.
 CREATE TABLE load (
-    name             text             NOT NULL,
+    name             text COLLATE "C" NOT NULL,
     epoch            bigint           NOT NULL,
     -- Of the last epoch: the rows given, and those that became messages, if only to be dropped again where their channel
     -- was full; the others had keys that were live.

@@ -4,10 +4,12 @@
 -- served in the order (dequeue_at, id) of its channel and never before the database clock reaches dequeue_at.
 CREATE TABLE message (
     id               bigint           GENERATED ALWAYS AS IDENTITY,
-    queue            text             NOT NULL DEFAULT 'default',
-    channel          text             NOT NULL,
+    -- Names are compared by their bytes, in all tables: so no change of a locale's order damages an index, and each step
+    -- down an index is quick.
+    queue            text COLLATE "C" NOT NULL DEFAULT 'default',
+    channel          text COLLATE "C" NOT NULL,
     -- No two live messages of a channel have the same.
-    key              text,
+    key              text COLLATE "C",
     payload          jsonb,
     body             bytea,
     -- Unix time in milliseconds. Historic, zero or negative: priority inside the channel.

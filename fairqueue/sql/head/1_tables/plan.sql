@@ -7,14 +7,14 @@
 -- lane of channels[n], which itself stands behind all of its planned messages. What isn't beyond the place of the
 -- rotation has been served.
 CREATE TABLE plan (
-    queue     text      NOT NULL,
+    queue     text COLLATE "C" NOT NULL,
     -- That of its first message: what was ever planned is numbered. A row has 32 messages at most.
-    place     bigint    NOT NULL,
-    rows      tid[]     NOT NULL,
-    ids       bigint[]  NOT NULL,
-    tags      bigint[]  NOT NULL,
-    sinces    bigint[]  NOT NULL,
-    channels  text[]    NOT NULL,
+    place     bigint           NOT NULL,
+    rows      tid[]            NOT NULL,
+    ids       bigint[]         NOT NULL,
+    tags      bigint[]         NOT NULL,
+    sinces    bigint[]         NOT NULL,
+    channels  text[]           NOT NULL,
     -- Read from the place of the rotation on, so no dequeue walks over the entries of what was served.
     CONSTRAINT plan_pkey PRIMARY KEY (queue, place)
 ) WITH (

@@ -3,7 +3,7 @@
 -- Written by users, read by the scheduler. A row is optional: without one the defaults below apply. A change is told
 -- to the scheduler by the trigger queue_changed.
 CREATE TABLE queue (
-    name                         text             NOT NULL,
+    name                         text COLLATE "C" NOT NULL,
     -- How many messages of the queue may be leased at a time; null: any number.
     max_concurrency              integer,
     -- Nothing is served while paused, until resume_at if that is given.

@@ -6,60 +6,60 @@
 -- grows, so that it is read as the last entry of its index, however many dead versions lie before it; but only every 64
 -- turns, as versions between which the key doesn't change stand in one page and need no entry of their own.
 CREATE TABLE rotation (
-    queue            text        NOT NULL,
-    turn             bigint      NOT NULL,
+    queue            text COLLATE "C" NOT NULL,
+    turn             bigint           NOT NULL,
     -- Always rotation_era(turn). Not a generated column: as part of the key, that keeps PostgreSQL 18 from updating a
     -- table that is published.
-    era              bigint      NOT NULL,
+    era              bigint           NOT NULL,
     -- Start tag of the message served last, but for what was taken from plan since: where a channel that becomes active
     -- starts.
-    vtime            bigint      NOT NULL,
+    vtime            bigint           NOT NULL,
     -- The lane of that message: every ready lane comes after (vtime, vsince).
-    vsince           bigint      NOT NULL,
+    vsince           bigint           NOT NULL,
     -- How many lanes have become ready so far: the number that the next one gets, less 1.
-    activations      bigint      NOT NULL,
+    activations      bigint           NOT NULL,
     -- Signals of transactions from news_from on, and of those in news_open, have not been folded yet; likewise the
     -- urgent ones.
-    news_from        xid8        NOT NULL,
-    news_open        xid8[]      NOT NULL,
-    urgent_from      xid8        NOT NULL,
-    urgent_open      xid8[]      NOT NULL,
+    news_from        xid8             NOT NULL,
+    news_open        xid8[]           NOT NULL,
+    urgent_from      xid8             NOT NULL,
+    urgent_open      xid8[]           NOT NULL,
     -- No lease ends, and no waiting lane is due, before these; but for leases that ran out while somebody held them.
-    lease_floor      timestamptz NOT NULL,
-    due_floor        bigint      NOT NULL,
+    lease_floor      timestamptz      NOT NULL,
+    due_floor        bigint           NOT NULL,
     -- Idle lanes below this tag have been removed.
-    idle_floor       bigint      NOT NULL,
+    idle_floor       bigint           NOT NULL,
     -- The last channel that scheduler_sweep looked at ('' at the start of a round).
-    swept            text        NOT NULL,
+    swept            text COLLATE "C" NOT NULL,
     -- The policy of the queue and what it counts, as in lane.
     max_concurrency  integer,
     paused_until     bigint,
-    running          integer     NOT NULL,
-    counted_from     bigint      NOT NULL,
+    running          integer          NOT NULL,
+    counted_from     bigint           NOT NULL,
     -- The time of this turn, in Unix milliseconds, to notice a clock that was set back.
-    clock            bigint      NOT NULL,
+    clock            bigint           NOT NULL,
     -- When history_maintain is to be called next, in Unix milliseconds.
-    maintain_at      bigint      NOT NULL,
+    maintain_at      bigint           NOT NULL,
     -- How many messages were served, or taken back, of all that was ever planned, and how many were planned: the places
     -- in plan between the two are those to come.
-    place            bigint      NOT NULL,
-    planned          bigint      NOT NULL,
+    place            bigint           NOT NULL,
+    planned          bigint           NOT NULL,
     -- How many messages were served since a dequeue came up short or a plan had to be taken back, or planned at once since
     -- then, if that is more; and at how many the next ones are planned: as many again.
-    ahead            integer     NOT NULL,
-    plan_at          integer     NOT NULL,
+    ahead            integer          NOT NULL,
+    plan_at          integer          NOT NULL,
     -- The ready lane that comes first: what is planned before it can be taken without the turn. Null: who wants to know
     -- has to look.
     lane_tag         bigint,
     lane_since       bigint,
     -- The first lease that ran out while somebody held it, since when there is such a one, and when to look again: not each
     -- time, as it may stay so for long, with more and more dead entries behind it. 'infinity': there is none.
-    held_from        timestamptz NOT NULL DEFAULT 'infinity',
-    held_since       timestamptz NOT NULL DEFAULT 'infinity',
-    held_at          timestamptz NOT NULL DEFAULT 'infinity',
+    held_from        timestamptz      NOT NULL DEFAULT 'infinity',
+    held_since       timestamptz      NOT NULL DEFAULT 'infinity',
+    held_at          timestamptz      NOT NULL DEFAULT 'infinity',
     -- While lanes stand behind others, because of planned messages that weren't there to be taken: up to where all would
     -- have been served for the same work. A channel that becomes active starts there, if that is beyond vtime.
-    arrival_tag      bigint      NOT NULL DEFAULT 0,
+    arrival_tag      bigint           NOT NULL DEFAULT 0,
     CONSTRAINT rotation_pkey PRIMARY KEY (queue, era)
 ) WITH (
     autovacuum_vacuum_scale_factor = 0.05,

@@ -11,14 +11,14 @@
 -- Dequeues fold signals into lanes and delete them (scheduler_fold). The transaction id, not the order of arrival,
 -- is what a fold resumes from: ids are given at insert but rows are seen at commit.
 CREATE TABLE signal (
-    queue       text    NOT NULL,
-    channel     text,
+    queue       text COLLATE "C" NOT NULL,
+    channel     text COLLATE "C",
     dequeue_at  bigint,
     message_id  bigint,
     counted     bigint,
     -- All but new messages: a flood of those must hide neither a new limit, nor the end of a lease, nor what comes back.
-    urgent      boolean NOT NULL,
-    xid         xid8    NOT NULL DEFAULT pg_current_xact_id()
+    urgent      boolean          NOT NULL,
+    xid         xid8             NOT NULL DEFAULT pg_current_xact_id()
 ) WITH (autovacuum_vacuum_scale_factor = 0.05, vacuum_truncate = off, toast.vacuum_truncate = off);
 
 -- It has no key: without this, a publication FOR ALL TABLES would have the server refuse a dequeue's DELETE.

@@ -4,9 +4,9 @@
 -- or dropped.
 CREATE TABLE stage (
     -- That of the table.
-    name             text             NOT NULL,
+    name             text COLLATE "C" NOT NULL,
     -- Which attempt to load something it belongs to; empty: none, and it is to be dropped.
-    run              text             NOT NULL,
+    run              text COLLATE "C" NOT NULL,
     created_at       timestamptz      NOT NULL DEFAULT clock(),
     CONSTRAINT stage_pkey PRIMARY KEY (name)
 );

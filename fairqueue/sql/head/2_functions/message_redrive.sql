@@ -52,7 +52,7 @@ BEGIN
         SELECT d.id, d.queue, d.channel, d.key, d.payload, d.body, v_now, d.cost, d.max_attempts, d.backoff,
             d.attempt, d.attempt, d.first_leased_at, d.worker, d.state, d.error, d.created_at
         FROM dead d
-        ORDER BY d.queue COLLATE "C", d.channel COLLATE "C", d.key COLLATE "C", d.id
+        ORDER BY d.queue, d.channel, d.key, d.id
         ON CONFLICT DO NOTHING
         RETURNING message.id
     ), gone AS (

@@ -42,8 +42,8 @@ BEGIN
             v_from) || 'z';  -- so it comes behind all
     END IF;
     WITH RECURSIVE walk AS (
-        SELECT v_from AS channel, v_from AS stop, NULL::bigint AS before_at, NULL::bigint AS before_id,
-            NULL::bigint AS dequeue_at, NULL::bigint AS id
+        SELECT v_from COLLATE "C" AS channel, v_from COLLATE "C" AS stop, NULL::bigint AS before_at,
+            NULL::bigint AS before_id, NULL::bigint AS dequeue_at, NULL::bigint AS id
         UNION ALL
         SELECT coalesce(n.channel, k.channel), k.channel, k.before_at, k.before_id, p.dequeue_at, p.id
         FROM walk w
