@@ -226,45 +226,6 @@ def test_who_comes_again_at_the_tag_of_another_lane(session: Session, clock_that
     twins.drain(1, 9)
 
 
-def test_the_last_messages_of_channels_are_planned(session: Session, clock_that_stands: None) -> None:
-    """Of channels that are few enough for several of each to be planned, if they had them."""
-    twins = Twins(session)
-    for number in range(20):
-        twins.put(f"c{number}")
-    twins.serve(2)
-    twins.plan(20)
-    assert [channel for channel, _ in planned(session)] == [f"c{number}" for number in range(3, 20)]
-    twins.drain(3)
-
-
-def test_a_long_plan_is_continued_at_once(session: Session, clock_that_stands: None) -> None:
-    """Of many channels much more is planned than has been served; making it takes about as long as serving it."""
-    twins = Twins(session)
-    for number in range(40):
-        twins.put(f"c{number}", [1] * 20)
-    twins.serve(1)
-    twins.plan()
-    first = len(planned(session))
-    assert first > 4 * 64
-    twins.serve(1)
-    assert len(planned(session)) > first
-    twins.drain(7)
-
-
-def test_nothing_is_planned_where_something_arrives_each_time(session: Session, clock_that_stands: None) -> None:
-    twins = Twins(session)
-    for channel in "abc":
-        twins.put(channel, [1] * 60)
-    twins.serve(1)
-    plan_ahead(session)
-    twins.put("d")
-    twins.serve(10)
-    assert planned(session) == []
-    twins.serve(10)
-    assert planned(session)
-    twins.drain(7)
-
-
 def test_what_could_not_be_continued_is_not_tried_again_at_once(session: Session, clock_that_stands: None) -> None:
     """By one who began to while somebody else found that nothing is left."""
     twins = Twins(session)

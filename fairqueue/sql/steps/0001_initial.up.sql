@@ -121,8 +121,8 @@ RETURN floor(extract(epoch FROM at AT TIME ZONE 'UTC') * 1000)::bigint;
 -- Written by users, read by the scheduler and, for max_size, by enqueueing. A row is optional, so a channel costs
 -- nothing to have. A change is told to the scheduler by the trigger channel_changed.
 CREATE TABLE channel (
-    queue                text             NOT NULL DEFAULT 'default',
-    name                 text             NOT NULL,
+    queue                text COLLATE "C" NOT NULL DEFAULT 'default',
+    name                 text COLLATE "C" NOT NULL,
     -- Its share against the other channels of the queue.
     weight               double precision,
     -- How many of its messages may be leased at a time.
@@ -160,9 +160,9 @@ CREATE UNIQUE INDEX channel_bounded ON channel ((ARRAY[queue, name])) WHERE max_
 -- delete rows.
 CREATE TABLE dead_message (
     id               bigint           NOT NULL,
-    queue            text             NOT NULL,
-    channel          text             NOT NULL,
-    key              text,
+    queue            text COLLATE "C" NOT NULL,
+    channel          text COLLATE "C" NOT NULL,
+    key              text COLLATE "C",
     payload          jsonb,
     body             bytea,
     cost             double precision NOT NULL,
@@ -196,7 +196,7 @@ CREATE TABLE dropped (
 --
 -- Written by feed_move and feed_forget. A feed has read all rows of history before (xid, message_id).
 CREATE TABLE feed (
-    name             text             NOT NULL,
+    name             text COLLATE "C" NOT NULL,
     xid              xid8             NOT NULL,
     message_id       bigint           NOT NULL,
     moved_at         timestamptz      NOT NULL DEFAULT clock(),
@@ -213,9 +213,9 @@ CREATE TABLE feed (
 -- ids, so a reader resumes from a transaction-id horizon and loses no late commit.
 CREATE TABLE history (
     message_id       bigint           NOT NULL,
-    queue            text             NOT NULL,
-    channel          text             NOT NULL,
-    key              text,
+    queue            text COLLATE "C" NOT NULL,
+    channel          text COLLATE "C" NOT NULL,
+    key              text COLLATE "C",
     -- 'completed', 'dead', 'cancelled', or 'dropped' where the channel was full.
     outcome          text             NOT NULL,
     attempt          integer          NOT NULL,
@@ -253,8 +253,8 @@ CREATE TABLE history_default PARTITION OF history DEFAULT
 --   null     idle: has no message but those in plan; kept for its tag until the virtual time has passed it, so that a
 --            pause gains nothing, and for its limits while they still count something
 CREATE TABLE lane (
-    queue            text             NOT NULL,
-    channel          text             NOT NULL,
+    queue            text COLLATE "C" NOT NULL,
+    channel          text COLLATE "C" NOT NULL,
     due              bigint,
     -- Start tag of the next message that isn't planned, in units of virtual time (see lane_step).
     tag              bigint           NOT NULL,
@@ -318,7 +318,7 @@ CREATE TYPE leased_message AS (
 -- stage_clean. A job, or a part of one, is loaded once: its epoch is 0. A stream is loaded batch by batch, and its
 -- epoch is the number of the last one, which only grows.
 CREATE TABLE load (
-    name             text             NOT NULL,
+    name             text COLLATE "C" NOT NULL,
     epoch            bigint           NOT NULL,
     -- Of the last epoch: the rows given, and those that became messages, if only to be dropped again where their channel
     -- was full; the others had keys that were live.
@@ -336,10 +336,12 @@ CREATE TABLE load (
 -- served in the order (dequeue_at, id) of its channel and never before the database clock reaches dequeue_at.
 CREATE TABLE message (
     id               bigint           GENERATED ALWAYS AS IDENTITY,
-    queue            text             NOT NULL DEFAULT 'default',
-    channel          text             NOT NULL,
+    -- Names are compared by their bytes, in all tables: so no change of a locale's order damages an index, and each step
+    -- down an index is quick.
+    queue            text COLLATE "C" NOT NULL DEFAULT 'default',
+    channel          text COLLATE "C" NOT NULL,
     -- No two live messages of a channel have the same.
-    key              text,
+    key              text COLLATE "C",
     payload          jsonb,
     body             bytea,
     -- Unix time in milliseconds. Historic, zero or negative: priority inside the channel.
@@ -387,14 +389,14 @@ CREATE UNIQUE INDEX message_key ON message (queue, channel, key) WHERE key IS NO
 -- lane of channels[n], which itself stands behind all of its planned messages. What isn't beyond the place of the
 -- rotation has been served.
 CREATE TABLE plan (
-    queue     text      NOT NULL,
+    queue     text COLLATE "C" NOT NULL,
     -- That of its first message: what was ever planned is numbered. A row has 32 messages at most.
-    place     bigint    NOT NULL,
-    rows      tid[]     NOT NULL,
-    ids       bigint[]  NOT NULL,
-    tags      bigint[]  NOT NULL,
-    sinces    bigint[]  NOT NULL,
-    channels  text[]    NOT NULL,
+    place     bigint           NOT NULL,
+    rows      tid[]            NOT NULL,
+    ids       bigint[]         NOT NULL,
+    tags      bigint[]         NOT NULL,
+    sinces    bigint[]         NOT NULL,
+    channels  text[]           NOT NULL,
     -- Read from the place of the rotation on, so no dequeue walks over the entries of what was served.
     CONSTRAINT plan_pkey PRIMARY KEY (queue, place)
 ) WITH (
@@ -410,7 +412,7 @@ CREATE TABLE plan (
 -- Written by users, read by the scheduler. A row is optional: without one the defaults below apply. A change is told
 -- to the scheduler by the trigger queue_changed.
 CREATE TABLE queue (
-    name                         text             NOT NULL,
+    name                         text COLLATE "C" NOT NULL,
     -- How many messages of the queue may be leased at a time; null: any number.
     max_concurrency              integer,
     -- Nothing is served while paused, until resume_at if that is given.
@@ -461,60 +463,60 @@ CREATE INDEX queue_without_history ON queue (name) WHERE history_days = 0;
 -- grows, so that it is read as the last entry of its index, however many dead versions lie before it; but only every 64
 -- turns, as versions between which the key doesn't change stand in one page and need no entry of their own.
 CREATE TABLE rotation (
-    queue            text        NOT NULL,
-    turn             bigint      NOT NULL,
+    queue            text COLLATE "C" NOT NULL,
+    turn             bigint           NOT NULL,
     -- Always rotation_era(turn). Not a generated column: as part of the key, that keeps PostgreSQL 18 from updating a
     -- table that is published.
-    era              bigint      NOT NULL,
+    era              bigint           NOT NULL,
     -- Start tag of the message served last, but for what was taken from plan since: where a channel that becomes active
     -- starts.
-    vtime            bigint      NOT NULL,
+    vtime            bigint           NOT NULL,
     -- The lane of that message: every ready lane comes after (vtime, vsince).
-    vsince           bigint      NOT NULL,
+    vsince           bigint           NOT NULL,
     -- How many lanes have become ready so far: the number that the next one gets, less 1.
-    activations      bigint      NOT NULL,
+    activations      bigint           NOT NULL,
     -- Signals of transactions from news_from on, and of those in news_open, have not been folded yet; likewise the
     -- urgent ones.
-    news_from        xid8        NOT NULL,
-    news_open        xid8[]      NOT NULL,
-    urgent_from      xid8        NOT NULL,
-    urgent_open      xid8[]      NOT NULL,
+    news_from        xid8             NOT NULL,
+    news_open        xid8[]           NOT NULL,
+    urgent_from      xid8             NOT NULL,
+    urgent_open      xid8[]           NOT NULL,
     -- No lease ends, and no waiting lane is due, before these; but for leases that ran out while somebody held them.
-    lease_floor      timestamptz NOT NULL,
-    due_floor        bigint      NOT NULL,
+    lease_floor      timestamptz      NOT NULL,
+    due_floor        bigint           NOT NULL,
     -- Idle lanes below this tag have been removed.
-    idle_floor       bigint      NOT NULL,
+    idle_floor       bigint           NOT NULL,
     -- The last channel that scheduler_sweep looked at ('' at the start of a round).
-    swept            text        NOT NULL,
+    swept            text COLLATE "C" NOT NULL,
     -- The policy of the queue and what it counts, as in lane.
     max_concurrency  integer,
     paused_until     bigint,
-    running          integer     NOT NULL,
-    counted_from     bigint      NOT NULL,
+    running          integer          NOT NULL,
+    counted_from     bigint           NOT NULL,
     -- The time of this turn, in Unix milliseconds, to notice a clock that was set back.
-    clock            bigint      NOT NULL,
+    clock            bigint           NOT NULL,
     -- When history_maintain is to be called next, in Unix milliseconds.
-    maintain_at      bigint      NOT NULL,
+    maintain_at      bigint           NOT NULL,
     -- How many messages were served, or taken back, of all that was ever planned, and how many were planned: the places
     -- in plan between the two are those to come.
-    place            bigint      NOT NULL,
-    planned          bigint      NOT NULL,
-    -- How many messages were served since a dequeue came up short or a plan had to be taken back, or planned at once since
-    -- then, if that is more; and at how many the next ones are planned: as many again.
-    ahead            integer     NOT NULL,
-    plan_at          integer     NOT NULL,
+    place            bigint           NOT NULL,
+    planned          bigint           NOT NULL,
+    -- How many messages were served since a dequeue came up short or a plan had to be taken back, and at how many the
+    -- next ones are planned: as many again.
+    ahead            integer          NOT NULL,
+    plan_at          integer          NOT NULL,
     -- The ready lane that comes first: what is planned before it can be taken without the turn. Null: who wants to know
     -- has to look.
     lane_tag         bigint,
     lane_since       bigint,
     -- The first lease that ran out while somebody held it, since when there is such a one, and when to look again: not each
     -- time, as it may stay so for long, with more and more dead entries behind it. 'infinity': there is none.
-    held_from        timestamptz NOT NULL DEFAULT 'infinity',
-    held_since       timestamptz NOT NULL DEFAULT 'infinity',
-    held_at          timestamptz NOT NULL DEFAULT 'infinity',
+    held_from        timestamptz      NOT NULL DEFAULT 'infinity',
+    held_since       timestamptz      NOT NULL DEFAULT 'infinity',
+    held_at          timestamptz      NOT NULL DEFAULT 'infinity',
     -- While lanes stand behind others, because of planned messages that weren't there to be taken: up to where all would
     -- have been served for the same work. A channel that becomes active starts there, if that is beyond vtime.
-    arrival_tag      bigint      NOT NULL DEFAULT 0,
+    arrival_tag      bigint           NOT NULL DEFAULT 0,
     CONSTRAINT rotation_pkey PRIMARY KEY (queue, era)
 ) WITH (
     autovacuum_vacuum_scale_factor = 0.05,
@@ -537,14 +539,14 @@ CREATE TABLE rotation (
 -- Dequeues fold signals into lanes and delete them (scheduler_fold). The transaction id, not the order of arrival,
 -- is what a fold resumes from: ids are given at insert but rows are seen at commit.
 CREATE TABLE signal (
-    queue       text    NOT NULL,
-    channel     text,
+    queue       text COLLATE "C" NOT NULL,
+    channel     text COLLATE "C",
     dequeue_at  bigint,
     message_id  bigint,
     counted     bigint,
     -- All but new messages: a flood of those must hide neither a new limit, nor the end of a lease, nor what comes back.
-    urgent      boolean NOT NULL,
-    xid         xid8    NOT NULL DEFAULT pg_current_xact_id()
+    urgent      boolean          NOT NULL,
+    xid         xid8             NOT NULL DEFAULT pg_current_xact_id()
 ) WITH (autovacuum_vacuum_scale_factor = 0.05, vacuum_truncate = off, toast.vacuum_truncate = off);
 
 -- It has no key: without this, a publication FOR ALL TABLES would have the server refuse a dequeue's DELETE.
@@ -558,9 +560,9 @@ CREATE INDEX signal_news ON signal (queue, urgent, xid);
 -- or dropped.
 CREATE TABLE stage (
     -- That of the table.
-    name             text             NOT NULL,
+    name             text COLLATE "C" NOT NULL,
     -- Which attempt to load something it belongs to; empty: none, and it is to be dropped.
-    run              text             NOT NULL,
+    run              text COLLATE "C" NOT NULL,
     created_at       timestamptz      NOT NULL DEFAULT clock(),
     CONSTRAINT stage_pkey PRIMARY KEY (name)
 );
@@ -572,14 +574,14 @@ CREATE INDEX stage_run ON stage (run);
 -- Written by message_dequeue, append-only, in the transaction that leases the messages, so that one that is rolled back
 -- leaves nothing; deleted by scheduler_settle and queue_repair, within the turn.
 CREATE TABLE taken (
-    queue  text      NOT NULL,
+    queue  text COLLATE "C" NOT NULL,
     -- That of the rotation at the time. What is of an earlier one is never looked at again.
-    turn   bigint    NOT NULL,
+    turn   bigint           NOT NULL,
     -- The place in plan of the last of its messages.
-    place  bigint    NOT NULL,
+    place  bigint           NOT NULL,
     -- A place up to which all are taken, as far as this one knew.
-    upto   bigint    NOT NULL,
-    ids    bigint[]  NOT NULL,
+    upto   bigint           NOT NULL,
+    ids    bigint[]         NOT NULL,
     CONSTRAINT taken_pkey PRIMARY KEY (queue, turn, place)
 ) WITH (autovacuum_vacuum_scale_factor = 0.05, vacuum_truncate = off, toast.vacuum_truncate = off);
 
@@ -2363,7 +2365,7 @@ BEGIN
         SELECT d.id, d.queue, d.channel, d.key, d.payload, d.body, v_now, d.cost, d.max_attempts, d.backoff,
             d.attempt, d.attempt, d.first_leased_at, d.worker, d.state, d.error, d.created_at
         FROM dead d
-        ORDER BY d.queue COLLATE "C", d.channel COLLATE "C", d.key COLLATE "C", d.id
+        ORDER BY d.queue, d.channel, d.key, d.id
         ON CONFLICT DO NOTHING
         RETURNING message.id
     ), gone AS (
@@ -2419,8 +2421,7 @@ CREATE FUNCTION plan_after() RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN 256;
 
--- How many messages are scheduled ahead at once, at most; and, but where many channels take turns (scheduler_plan), no
--- more than have been served in a row.
+-- How many messages are scheduled ahead at once, at most; and no more than have been served in a row.
 --
 -- Called by scheduler_serve and the functions that this serves by, scheduler_settle, scheduler_extend and
 -- scheduler_plan. The more, the less probing its channels costs a message, but the longer a dequeue takes that plans:
@@ -3188,7 +3189,7 @@ DECLARE
     v_due_floor bigint;
     r record;
 BEGIN
-    -- As it is now: somebody else may just have done it.
+    -- As it is now: somebody else may just have done it, or found that there is nothing to plan.
     SELECT t.* INTO r FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1;
     IF r.planned - r.place > r.ahead OR r.ahead < r.plan_at THEN
         RETURN;
@@ -3201,7 +3202,6 @@ BEGIN
         r.ahead := least(r.ahead, plan_most() / 2);
         r.plan_at := 2 * r.ahead;
     END IF;
-    r.ahead := greatest(r.ahead, least(v_messages, plan_most()));
     UPDATE rotation t
     SET lane_tag = coalesce(l.tag, 9223372036854775807), lane_since = coalesce(l.since, 9223372036854775807),
         planned = r.planned + v_messages, due_floor = v_due_floor, ahead = r.ahead, plan_at = r.plan_at
@@ -3446,8 +3446,8 @@ $$;
 
 -- Schedules some max_messages messages of a queue ahead: finds their order and writes it to plan. Among so many
 -- channels that each would come up less than twice, it schedules up to 8 times as many (up to 3072). Where each would
--- come up less than two and a half times then, so that many of them wouldn't twice, and where most have no more than one
--- left: only the heads of lanes (scheduler_plan_heads), or nothing.
+-- come up less than two and a half times then, so that many of them wouldn't twice: only the heads of lanes
+-- (scheduler_plan_heads), or nothing.
 --
 -- Called by scheduler_serve, within the turn, and by scheduler_extend, where much is waiting and little is planned:
 -- probing a channel and writing its lane, which is most of what fairness costs, is then done once for several of its
@@ -3497,118 +3497,120 @@ BEGIN
         END IF;
     END IF;
 
-    IF NOT EXISTS (
+    IF EXISTS (
         SELECT FROM lane l
         WHERE l.queue = v_queue AND l.due = 0 AND (l.tag, l.since) > (v_tag, v_since)
         ORDER BY l.tag, l.since
         OFFSET v_most_lanes LIMIT 1)
     THEN
-        WITH competing AS MATERIALIZED (
-            SELECT l.ctid AS lane, l.channel, l.tag, l.since, l.weight, l.head_at, l.head_id, l.gap_at, l.gap_id,
-                lane_step(1, l.weight)::double precision AS step,
-                l.max_concurrency IS NULL AND l.release_interval = 0 AS is_free
-            FROM lane l
-            WHERE l.queue = v_queue AND l.due = 0 AND (l.tag, l.since) > (v_tag, v_since)
-            ORDER BY l.tag, l.since
-            LIMIT v_most_lanes
-        ), total AS MATERIALIZED (
-            SELECT CASE WHEN 2 * count(*) <= max_messages THEN max_messages ELSE v_longest END AS messages
-            FROM competing k
-            HAVING bool_and(k.is_free)
-        -- How many messages each may get, if all cost 1: as in scheduler_serve_shares.
-        ), levels AS (
-            SELECT c.*, t.messages, (t.messages - count(*) OVER w + sum((c.tag - v_tag) / c.step) OVER w)
-                / sum(1 / c.step) OVER w AS level
-            FROM total t CROSS JOIN competing c
-            WINDOW w AS (ORDER BY c.tag, c.since ROWS UNBOUNDED PRECEDING)
-        ), shares AS (
-            SELECT c.*, greatest(1, least(c.messages,
-                floor((min(c.level) OVER () - (c.tag - v_tag)) / c.step + 0.000001) + 1))::integer AS share
-            FROM levels c
-        -- Up to where so many, and some more, are likely to stand: not before the head, to which a large number may be
-        -- rounded, nor beyond the present.
-        ), reaches AS (
-            SELECT s.*, least(now_ms, greatest(s.head_at,
-                    least(now_ms, s.head_at + s.gap_at * 1.25 * (s.share + 2))::bigint)) AS reach_at,
-                CASE WHEN s.gap_at > 0 THEN 9223372036854775807 ELSE greatest(s.head_id,
-                    least(9e18, s.head_id + s.gap_id * 1.25 * (s.share + 2))::bigint) END AS reach_id
-            FROM shares s
-        -- The last one of a lane isn't planned: so the lane stays active.
-        ), candidates AS MATERIALIZED (
-            SELECT s.lane, s.channel, s.since, m.row, m.id, m.dequeue_at, m.nth > s.share AS is_beyond, m.is_last,
-                s.tag + m.before AS start, s.tag + m.before - m.previous_step AS previous_start,
-                (m.dequeue_at::double precision - s.head_at) / nullif(m.nth - 1, 0) AS gap_at,
-                greatest(0, (m.id::double precision - s.head_id) / nullif(m.nth - 1, 0)) AS gap_id
-            FROM reaches s
-            CROSS JOIN LATERAL (
-                SELECT m.row, m.id, m.dequeue_at, row_number() OVER w AS nth, lead(m.id) OVER w IS NULL AS is_last,
-                    (sum(m.step) OVER w)::bigint - m.step AS before, lag(m.step) OVER w AS previous_step
-                FROM (
-                    SELECT m.row, m.id, m.dequeue_at, lane_step(m.cost, s.weight) AS step
-                    -- An index scan reads all that is within its bounds on a page, though few are wanted: so there are two,
-                    -- and the second one is begun only where the first one, which has a bound nearby, finds too little.
-                    FROM (
-                        (SELECT m.ctid AS row, m.id, m.dequeue_at, m.cost
-                        FROM message m
-                        WHERE m.queue = v_queue AND m.channel = s.channel AND m.leased_until IS NULL
-                            AND (m.dequeue_at, m.id) >= (s.head_at, s.head_id)
-                            AND (m.dequeue_at, m.id) <= (s.reach_at, s.reach_id)
-                        ORDER BY m.dequeue_at, m.id
-                        LIMIT s.share + 1)
-                        UNION ALL
-                        (SELECT m.ctid, m.id, m.dequeue_at, m.cost
-                        FROM message m
-                        WHERE m.queue = v_queue AND m.channel = s.channel AND m.leased_until IS NULL
-                            AND (m.dequeue_at, m.id) >= (s.head_at, s.head_id)
-                            AND (m.dequeue_at, m.id) > (s.reach_at, s.reach_id) AND m.dequeue_at <= now_ms
-                        ORDER BY m.dequeue_at, m.id
-                        LIMIT s.share + 1)) m
-                    LIMIT s.share + 1) m
-                WINDOW w AS (ORDER BY m.dequeue_at, m.id ROWS UNBOUNDED PRECEDING)) m
-        -- Up to where a lane may have more than was looked at.
-        ), planned AS MATERIALIZED (
-            SELECT array_agg(c.row) AS rows, array_agg(c.id) AS ids, array_agg(c.start) AS tags,
-                array_agg(c.since) AS sinces, array_agg(c.channel) AS channels, count(*)::integer AS messages
+        -- So few that it takes a fiftieth of a second.
+        IF heads THEN
+            SELECT h.messages, h.due_floor INTO messages, due_floor
+            FROM scheduler_plan_heads(v_queue, v_tag, v_since, now_ms, least(max_messages, 1536), v_planned) h;
+        END IF;
+        RETURN;
+    END IF;
+
+    WITH competing AS MATERIALIZED (
+        SELECT l.ctid AS lane, l.channel, l.tag, l.since, l.weight, l.head_at, l.head_id, l.gap_at, l.gap_id,
+            lane_step(1, l.weight)::double precision AS step,
+            l.max_concurrency IS NULL AND l.release_interval = 0 AS is_free
+        FROM lane l
+        WHERE l.queue = v_queue AND l.due = 0 AND (l.tag, l.since) > (v_tag, v_since)
+        ORDER BY l.tag, l.since
+        LIMIT v_most_lanes
+    ), total AS MATERIALIZED (
+        SELECT CASE WHEN 2 * count(*) <= max_messages THEN max_messages ELSE v_longest END AS messages
+        FROM competing k
+        HAVING bool_and(k.is_free)
+    -- How many messages each may get, if all cost 1: as in scheduler_serve_shares.
+    ), levels AS (
+        SELECT c.*, t.messages, (t.messages - count(*) OVER w + sum((c.tag - v_tag) / c.step) OVER w)
+            / sum(1 / c.step) OVER w AS level
+        FROM total t CROSS JOIN competing c
+        WINDOW w AS (ORDER BY c.tag, c.since ROWS UNBOUNDED PRECEDING)
+    ), shares AS (
+        SELECT c.*, greatest(1, least(c.messages,
+            floor((min(c.level) OVER () - (c.tag - v_tag)) / c.step + 0.000001) + 1))::integer AS share
+        FROM levels c
+    -- Up to where so many, and some more, are likely to stand: not before the head, to which a large number may be
+    -- rounded, nor beyond the present.
+    ), reaches AS (
+        SELECT s.*, least(now_ms, greatest(s.head_at,
+                least(now_ms, s.head_at + s.gap_at * 1.25 * (s.share + 2))::bigint)) AS reach_at,
+            CASE WHEN s.gap_at > 0 THEN 9223372036854775807 ELSE greatest(s.head_id,
+                least(9e18, s.head_id + s.gap_id * 1.25 * (s.share + 2))::bigint) END AS reach_id
+        FROM shares s
+    -- The last one of a lane isn't planned: so the lane stays active.
+    ), candidates AS MATERIALIZED (
+        SELECT s.lane, s.channel, s.since, m.row, m.id, m.dequeue_at, m.nth > s.share AS is_beyond, m.is_last,
+            s.tag + m.before AS start, s.tag + m.before - m.previous_step AS previous_start,
+            (m.dequeue_at::double precision - s.head_at) / nullif(m.nth - 1, 0) AS gap_at,
+            greatest(0, (m.id::double precision - s.head_id) / nullif(m.nth - 1, 0)) AS gap_id
+        FROM reaches s
+        CROSS JOIN LATERAL (
+            SELECT m.row, m.id, m.dequeue_at, row_number() OVER w AS nth, lead(m.id) OVER w IS NULL AS is_last,
+                (sum(m.step) OVER w)::bigint - m.step AS before, lag(m.step) OVER w AS previous_step
             FROM (
-                SELECT c.row, c.id, c.start, c.since, c.channel
-                FROM candidates c
-                WHERE NOT c.is_last
-                    AND c.start < coalesce((SELECT min(k.start) FROM candidates k WHERE k.is_beyond), 9223372036854775807)
-                ORDER BY c.start, c.since
-                LIMIT (SELECT t.messages FROM total t)) c
-        ), last AS MATERIALIZED (
-            SELECT p.tags[p.messages] AS start, p.sinces[p.messages] AS since FROM planned p
-        -- A lane stands at the first of its messages that isn't planned.
-        ), moves AS MATERIALIZED (
-            SELECT c.lane, c.start, c.previous_start, c.dequeue_at, c.id, c.gap_at, c.gap_id
-            FROM last k CROSS JOIN candidates c
-            WHERE (c.previous_start, c.since) <= (k.start, k.since)
-                AND (c.is_last OR (c.start, c.since) > (k.start, k.since))
-        ), worthwhile AS MATERIALIZED (
-            SELECT p.* FROM planned p WHERE p.messages >= 2 * (SELECT count(*) FROM moves)
-        ), moved AS (
-            UPDATE lane l
-            SET tag = v.start, head_at = v.dequeue_at, head_id = v.id, planned = v.previous_start, gap_at = v.gap_at,
-                gap_id = v.gap_id
-            FROM moves v
-            WHERE l.ctid = v.lane AND EXISTS (SELECT FROM worthwhile)
-        )
-        SELECT scheduler_plan_write(v_queue, v_planned, w.rows, w.ids, w.tags, w.sinces, w.channels) INTO messages
-        FROM worthwhile w;
-        messages := coalesce(messages, 0);
-    END IF;
-    -- So few that it takes a fiftieth of a second.
-    IF messages = 0 AND heads THEN
-        SELECT h.messages, h.due_floor INTO messages, due_floor
-        FROM scheduler_plan_heads(v_queue, v_tag, v_since, now_ms, least(max_messages, 1536), v_planned) h;
-    END IF;
+                SELECT m.row, m.id, m.dequeue_at, lane_step(m.cost, s.weight) AS step
+                -- An index scan reads all that is within its bounds on a page, though few are wanted: so there are two,
+                -- and the second one is begun only where the first one, which has a bound nearby, finds too little.
+                FROM (
+                    (SELECT m.ctid AS row, m.id, m.dequeue_at, m.cost
+                    FROM message m
+                    WHERE m.queue = v_queue AND m.channel = s.channel AND m.leased_until IS NULL
+                        AND (m.dequeue_at, m.id) >= (s.head_at, s.head_id)
+                        AND (m.dequeue_at, m.id) <= (s.reach_at, s.reach_id)
+                    ORDER BY m.dequeue_at, m.id
+                    LIMIT s.share + 1)
+                    UNION ALL
+                    (SELECT m.ctid, m.id, m.dequeue_at, m.cost
+                    FROM message m
+                    WHERE m.queue = v_queue AND m.channel = s.channel AND m.leased_until IS NULL
+                        AND (m.dequeue_at, m.id) >= (s.head_at, s.head_id)
+                        AND (m.dequeue_at, m.id) > (s.reach_at, s.reach_id) AND m.dequeue_at <= now_ms
+                    ORDER BY m.dequeue_at, m.id
+                    LIMIT s.share + 1)) m
+                LIMIT s.share + 1) m
+            WINDOW w AS (ORDER BY m.dequeue_at, m.id ROWS UNBOUNDED PRECEDING)) m
+    -- Up to where a lane may have more than was looked at.
+    ), planned AS MATERIALIZED (
+        SELECT array_agg(c.row) AS rows, array_agg(c.id) AS ids, array_agg(c.start) AS tags,
+            array_agg(c.since) AS sinces, array_agg(c.channel) AS channels, count(*)::integer AS messages
+        FROM (
+            SELECT c.row, c.id, c.start, c.since, c.channel
+            FROM candidates c
+            WHERE NOT c.is_last
+                AND c.start < coalesce((SELECT min(k.start) FROM candidates k WHERE k.is_beyond), 9223372036854775807)
+            ORDER BY c.start, c.since
+            LIMIT (SELECT t.messages FROM total t)) c
+    ), last AS MATERIALIZED (
+        SELECT p.tags[p.messages] AS start, p.sinces[p.messages] AS since FROM planned p
+    -- A lane stands at the first of its messages that isn't planned.
+    ), moves AS MATERIALIZED (
+        SELECT c.lane, c.start, c.previous_start, c.dequeue_at, c.id, c.gap_at, c.gap_id
+        FROM last k CROSS JOIN candidates c
+        WHERE (c.previous_start, c.since) <= (k.start, k.since)
+            AND (c.is_last OR (c.start, c.since) > (k.start, k.since))
+    ), worthwhile AS MATERIALIZED (
+        SELECT p.* FROM planned p WHERE p.messages >= 2 * (SELECT count(*) FROM moves)
+    ), moved AS (
+        UPDATE lane l
+        SET tag = v.start, head_at = v.dequeue_at, head_id = v.id, planned = v.previous_start, gap_at = v.gap_at,
+            gap_id = v.gap_id
+        FROM moves v
+        WHERE l.ctid = v.lane AND EXISTS (SELECT FROM worthwhile)
+    )
+    SELECT scheduler_plan_write(v_queue, v_planned, w.rows, w.ids, w.tags, w.sinces, w.channels) INTO messages
+    FROM worthwhile w;
+    messages := coalesce(messages, 0);
 END
 $$;
 
 -- Schedules up to max_messages messages of a queue ahead, one of each channel: the heads of as many lanes.
 --
--- Called by scheduler_plan, where so many channels take turns, or have so little left, that none would come up twice. No
--- lane is visited less often for it; but dequeues then take what is planned side by side, where each would have scheduled its own in a turn.
+-- Called by scheduler_plan, where so many channels take turns that none would come up twice. No lane is visited less
+-- often for it; but dequeues then take what is planned side by side, where each would have scheduled its own in a turn.
 -- Planned is only what needs no second look when its time comes: messages of lanes without limits. A lane that has no
 -- more becomes idle, though its last message is still to be served: if something comes for it until then, it stands
 -- where it would have stood (scheduler_activate, scheduler_wake).
@@ -4219,19 +4221,15 @@ BEGIN
         v_want := least(v_want, r.max_concurrency - r.running);
         EXIT WHEN v_want <= 0 OR r.paused_until > v_now;
         -- While as much is planned as the next ones will want, they take it side by side. A batch that gives its lanes
-        -- much at once gains nothing from a plan; nor does one of more than a few messages where something arrives each
-        -- time, for which they would need their turns anyway; nor, of the heads of lanes, unless others dequeue at the same
-        -- time and each takes an eighth of it at most (see message_dequeue).
-        IF r.ahead >= r.plan_at AND r.ahead >= 4 * v_want AND r.planned - r.place < 8 * v_want
-            AND NOT v_has_news AND (max_messages <= 3 OR NOT v_state.has_news)
-        THEN
+        -- much at once gains nothing from a plan; nor, of the heads of lanes, does one of more than a few messages, unless
+        -- others dequeue at the same time, nothing arrives for which they would need their turns, and each takes an eighth
+        -- of it at most (see message_dequeue).
+        IF r.ahead >= r.plan_at AND r.ahead >= 4 * v_want AND r.planned - r.place < 8 * v_want THEN
             SELECT p.messages, least(p.due_floor, r.due_floor) INTO v_got, r.due_floor
             FROM scheduler_plan(v_queue, r.vtime, r.vsince, v_now, r.ahead, r.place, r.planned,
-                max_messages <= 3
-                    OR (max_messages <= 192 AND current_setting('fairqueue_turn.waited', true) = 'yes')) p;
+                NOT v_has_news AND (max_messages <= 3 OR (max_messages <= 192 AND NOT v_state.has_news
+                    AND current_setting('fairqueue_turn.waited', true) = 'yes'))) p;
             r.planned := r.planned + v_got;
-            -- A long one is continued at once (scheduler_extend), as that takes about as long as serving this one does.
-            r.ahead := greatest(r.ahead, least(v_got, plan_most()));
             v_written := false;
             IF v_got = 0 THEN
                 -- It isn't tried again before the rest of the plan has been served; or as many as have been without one.
@@ -4843,8 +4841,8 @@ BEGIN
             v_from) || 'z';  -- so it comes behind all
     END IF;
     WITH RECURSIVE walk AS (
-        SELECT v_from AS channel, v_from AS stop, NULL::bigint AS before_at, NULL::bigint AS before_id,
-            NULL::bigint AS dequeue_at, NULL::bigint AS id
+        SELECT v_from COLLATE "C" AS channel, v_from COLLATE "C" AS stop, NULL::bigint AS before_at,
+            NULL::bigint AS before_id, NULL::bigint AS dequeue_at, NULL::bigint AS id
         UNION ALL
         SELECT coalesce(n.channel, k.channel), k.channel, k.before_at, k.before_id, p.dequeue_at, p.id
         FROM walk w

@@ -44,8 +44,8 @@ CREATE TABLE rotation (
     -- in plan between the two are those to come.
     place            bigint           NOT NULL,
     planned          bigint           NOT NULL,
-    -- How many messages were served since a dequeue came up short or a plan had to be taken back, or planned at once since
-    -- then, if that is more; and at how many the next ones are planned: as many again.
+    -- How many messages were served since a dequeue came up short or a plan had to be taken back, and at how many the
+    -- next ones are planned: as many again.
     ahead            integer          NOT NULL,
     plan_at          integer          NOT NULL,
     -- The ready lane that comes first: what is planned before it can be taken without the turn. Null: who wants to know

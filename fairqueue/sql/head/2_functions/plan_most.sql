@@ -1,5 +1,4 @@
--- How many messages are scheduled ahead at once, at most; and, but where many channels take turns (scheduler_plan), no
--- more than have been served in a row.
+-- How many messages are scheduled ahead at once, at most; and no more than have been served in a row.
 --
 -- Called by scheduler_serve and the functions that this serves by, scheduler_settle, scheduler_extend and
 -- scheduler_plan. The more, the less probing its channels costs a message, but the longer a dequeue takes that plans:

@@ -15,7 +15,7 @@ DECLARE
     v_due_floor bigint;
     r record;
 BEGIN
-    -- As it is now: somebody else may just have done it.
+    -- As it is now: somebody else may just have done it, or found that there is nothing to plan.
     SELECT t.* INTO r FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1;
     IF r.planned - r.place > r.ahead OR r.ahead < r.plan_at THEN
         RETURN;
@@ -28,7 +28,6 @@ BEGIN
         r.ahead := least(r.ahead, plan_most() / 2);
         r.plan_at := 2 * r.ahead;
     END IF;
-    r.ahead := greatest(r.ahead, least(v_messages, plan_most()));
     UPDATE rotation t
     SET lane_tag = coalesce(l.tag, 9223372036854775807), lane_since = coalesce(l.since, 9223372036854775807),
         planned = r.planned + v_messages, due_floor = v_due_floor, ahead = r.ahead, plan_at = r.plan_at

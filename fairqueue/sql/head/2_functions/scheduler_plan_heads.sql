@@ -1,7 +1,7 @@
 -- Schedules up to max_messages messages of a queue ahead, one of each channel: the heads of as many lanes.
 --
--- Called by scheduler_plan, where so many channels take turns, or have so little left, that none would come up twice. No
--- lane is visited less often for it; but dequeues then take what is planned side by side, where each would have scheduled its own in a turn.
+-- Called by scheduler_plan, where so many channels take turns that none would come up twice. No lane is visited less
+-- often for it; but dequeues then take what is planned side by side, where each would have scheduled its own in a turn.
 -- Planned is only what needs no second look when its time comes: messages of lanes without limits. A lane that has no
 -- more becomes idle, though its last message is still to be served: if something comes for it until then, it stands
 -- where it would have stood (scheduler_activate, scheduler_wake).

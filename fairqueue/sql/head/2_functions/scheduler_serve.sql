@@ -216,19 +216,15 @@ BEGIN
         v_want := least(v_want, r.max_concurrency - r.running);
         EXIT WHEN v_want <= 0 OR r.paused_until > v_now;
         -- While as much is planned as the next ones will want, they take it side by side. A batch that gives its lanes
-        -- much at once gains nothing from a plan; nor does one of more than a few messages where something arrives each
-        -- time, for which they would need their turns anyway; nor, of the heads of lanes, unless others dequeue at the same
-        -- time and each takes an eighth of it at most (see message_dequeue).
-        IF r.ahead >= r.plan_at AND r.ahead >= 4 * v_want AND r.planned - r.place < 8 * v_want
-            AND NOT v_has_news AND (max_messages <= 3 OR NOT v_state.has_news)
-        THEN
+        -- much at once gains nothing from a plan; nor, of the heads of lanes, does one of more than a few messages, unless
+        -- others dequeue at the same time, nothing arrives for which they would need their turns, and each takes an eighth
+        -- of it at most (see message_dequeue).
+        IF r.ahead >= r.plan_at AND r.ahead >= 4 * v_want AND r.planned - r.place < 8 * v_want THEN
             SELECT p.messages, least(p.due_floor, r.due_floor) INTO v_got, r.due_floor
             FROM scheduler_plan(v_queue, r.vtime, r.vsince, v_now, r.ahead, r.place, r.planned,
-                max_messages <= 3
-                    OR (max_messages <= 192 AND current_setting('fairqueue_turn.waited', true) = 'yes')) p;
+                NOT v_has_news AND (max_messages <= 3 OR (max_messages <= 192 AND NOT v_state.has_news
+                    AND current_setting('fairqueue_turn.waited', true) = 'yes'))) p;
             r.planned := r.planned + v_got;
-            -- A long one is continued at once (scheduler_extend), as that takes about as long as serving this one does.
-            r.ahead := greatest(r.ahead, least(v_got, plan_most()));
             v_written := false;
             IF v_got = 0 THEN
                 -- It isn't tried again before the rest of the plan has been served; or as many as have been without one.
