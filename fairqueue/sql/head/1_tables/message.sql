@@ -4,8 +4,7 @@
 -- served in the order (dequeue_at, id) of its channel and never before the database clock reaches dequeue_at.
 CREATE TABLE message (
     id               bigint           GENERATED ALWAYS AS IDENTITY,
-    -- Names are compared by their bytes, in all tables: so no change of a locale's order damages an index, and each step
-    -- down an index is quick.
+    -- Names are compared by their bytes, in all tables: so no change of a locale's order damages an index.
     queue            text COLLATE "C" NOT NULL DEFAULT 'default',
     channel          text COLLATE "C" NOT NULL,
     -- No two live messages of a channel have the same.
