@@ -22,7 +22,8 @@ SELECT format('relation %s %s %s %s %s %s %s', c.oid::regclass, c.relkind, c.rel
 FROM pg_class c JOIN spaces n ON n.oid = c.relnamespace
 UNION ALL
 SELECT format('column %s %s %I %s %s %s %s %s', c.oid::regclass, a.attnum, a.attname,
-    format_type(a.atttypid, a.atttypmod), a.attcollation::regcollation, a.attnotnull, a.attidentity, pg_get_expr(d.adbin, d.adrelid))
+    format_type(a.atttypid, a.atttypmod), a.attcollation::regcollation, a.attnotnull, a.attidentity,
+    pg_get_expr(d.adbin, d.adrelid))
 FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN spaces n ON n.oid = c.relnamespace
 LEFT JOIN pg_attrdef d ON d.adrelid = c.oid AND d.adnum = a.attnum
 WHERE NOT a.attisdropped AND a.attnum > 0
