@@ -67,8 +67,10 @@ def test_channels_that_turn_out_to_be_empty(connection: Connection) -> None:
     connection.execute("INSERT INTO fairqueue.message (channel) SELECT 'c' || g FROM generate_series(1, 100000) g")
     while value(connection, "SELECT count(*) FROM fairqueue.signal"):
         connection.execute("SELECT count(*) FROM fairqueue.message_dequeue('default', 5000)")
+    # But for the lane that comes last; which one that is differs between versions of PostgreSQL.
     connection.execute(
-        "DELETE FROM fairqueue.message WHERE leased_until IS NOT NULL OR id < (SELECT max(id) FROM fairqueue.message)"
+        "DELETE FROM fairqueue.message WHERE leased_until IS NOT NULL OR channel <> ("
+        " SELECT channel FROM fairqueue.lane WHERE due = 0 ORDER BY tag DESC, since DESC LIMIT 1)"
     )
     left = "SELECT count(*) FROM fairqueue.lane WHERE due = 0"
     assert falls([value(connection, left), *parts(connection, left)])
