@@ -192,7 +192,7 @@ def _statement(queue: str | None, limit: int | None) -> Executable:
             func.row_number()
             .over(
                 partition_by=(totals.c.queue, totals.c.is_queue),
-                order_by=(totals.c.ready.desc(), totals.c.running.desc(), totals.c.channel.collate("C")),
+                order_by=(totals.c.ready.desc(), totals.c.running.desc(), totals.c.channel),
             )
             .label("place"),
             func.count(totals.c.channel).over(partition_by=totals.c.queue).label("channel_count"),
@@ -221,7 +221,7 @@ def _statement(queue: str | None, limit: int | None) -> Executable:
         .outerjoin(ranked, shown)
         .outerjoin(Queue, Queue.name == ranked.c.queue)
         .outerjoin(Channel, and_(Channel.queue == ranked.c.queue, Channel.name == ranked.c.channel))
-        .order_by(ranked.c.queue.collate("C"), ranked.c.is_queue.desc(), ranked.c.place)
+        .order_by(ranked.c.queue, ranked.c.is_queue.desc(), ranked.c.place)
     )
 
 
