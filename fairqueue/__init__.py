@@ -37,8 +37,9 @@ Names are loaded when they are first used: Alembic imports this package in every
 sake of its plugin.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ._lazy import lazily
 
 if TYPE_CHECKING:
     from .checking import Difference, check
@@ -125,14 +126,4 @@ __all__ = [
 
 
 if not TYPE_CHECKING:  # a name that isn't there is an error to type checkers, too
-
-    def __getattr__(name: str) -> Any:
-        for home, names in _HOMES.items():
-            if name in names:
-                value = globals()[name] = getattr(import_module(f"{__name__}.{home}"), name)
-                return value
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    __getattr__, __dir__ = lazily(__name__, _HOMES)

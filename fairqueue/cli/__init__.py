@@ -30,7 +30,9 @@ Another command line, such as Flask's, may have the same commands for a database
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
+
+from fairqueue._lazy import lazily
 
 if TYPE_CHECKING:
     from .program import commands
@@ -52,15 +54,5 @@ def main() -> NoReturn:
 
 
 if not TYPE_CHECKING:  # a name that isn't there is an error to type checkers, too
-
-    def __getattr__(name: str) -> Any:
-        # Not at once: without click the console script still has to say what is missing.
-        if name == "commands":
-            from .program import commands
-
-            return commands
-        if name == "Target":
-            from .target import Target
-
-            return Target
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # Not at once: without click the console script still has to say what is missing.
+    __getattr__, __dir__ = lazily(__name__, {"program": ["commands"], "target": ["Target"]})

@@ -81,6 +81,7 @@ rotation = Table(
     Column("held_since", DateTime(timezone=True), nullable=False, server_default=sql("'infinity'")),
     Column("held_at", DateTime(timezone=True), nullable=False, server_default=sql("'infinity'")),
     Column("arrival_tag", BigInteger, nullable=False, server_default=sql("0")),
+    Column("rebuilt", Text),
     PrimaryKeyConstraint("queue", "era", name="rotation_pkey"),
 )
 

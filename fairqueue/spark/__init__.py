@@ -1,7 +1,8 @@
 """The data pipeline: in exactly once, out exactly once, and what the tenants got. Needs ``fairqueue[spark]``."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from fairqueue._lazy import lazily
 
 if TYPE_CHECKING:
     from .archiving import archive
@@ -14,26 +15,17 @@ if TYPE_CHECKING:
 
 # Names are loaded when they are first used: the engine needs no PySpark.
 _HOMES = {
-    "FairQueueDataSource": "source",
-    "archive": "archiving",
-    "enqueue": "enqueueing",
-    "local_session": "session",
-    "report": "reporting",
-    "simulate": "simulation",
-    "snapshot": "engine.reading",
+    "archiving": ["archive"],
+    "engine.reading": ["snapshot"],
+    "enqueueing": ["enqueue"],
+    "reporting": ["report"],
+    "session": ["local_session"],
+    "simulation": ["simulate"],
+    "source": ["FairQueueDataSource"],
 }
 
 __all__ = ["FairQueueDataSource", "archive", "enqueue", "local_session", "report", "simulate", "snapshot"]
 
 
 if not TYPE_CHECKING:  # a name that isn't there is an error to type checkers, too
-
-    def __getattr__(name: str) -> Any:
-        if name in _HOMES:
-            value = globals()[name] = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-            return value
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    __getattr__, __dir__ = lazily(__name__, _HOMES)

@@ -22,32 +22,19 @@ Names are loaded when they are first used: pytest imports the plugin, and so thi
 has fairqueue installed.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from fairqueue._lazy import lazily
 
 if TYPE_CHECKING:
     from .clock import Clock
     from .draining import drain
     from .messages import assert_enqueued, enqueued
 
-_HOMES = {
-    "Clock": "clock",
-    "assert_enqueued": "messages",
-    "drain": "draining",
-    "enqueued": "messages",
-}
+_HOMES = {"clock": ["Clock"], "draining": ["drain"], "messages": ["assert_enqueued", "enqueued"]}
 
 __all__ = ["Clock", "assert_enqueued", "drain", "enqueued"]
 
 
 if not TYPE_CHECKING:  # a name that isn't there is an error to type checkers, too
-
-    def __getattr__(name: str) -> Any:
-        if name not in _HOMES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = globals()[name] = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-        return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    __getattr__, __dir__ = lazily(__name__, _HOMES)

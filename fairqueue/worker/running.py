@@ -288,6 +288,8 @@ class Run:
             due = await self.database.run(lambda session: session.scalars(self.when_due).one(), alone=True)
         except (SQLAlchemyError, OSError):
             due = None  # the next dequeue says what is wrong
+        if due is not None and due < 0:  # nobody has been there, or who was has left a part of ever so much
+            self.in_vain = 0
         # Where others were there first, ever later: not all have to come for each message that a rate lets out.
         if due is not None and (due := max(due, _GLANCE * 2**self.in_vain)) < pause:
             self.unasked = _GLANCE

@@ -83,7 +83,7 @@ ACTS: dict[str, tuple[set[str], str]] = {
     "signal": (set(), "INSERT INTO {q}.signal (queue, channel, urgent) VALUES ('default', 'acme', true)"),
     "read signals": (READERS, "SELECT channel FROM {q}.signal"),
     "scheduler_turn": (EVERYBODY, "SELECT {q}.scheduler_turn('another queue')"),
-    "scheduler_rebuild": (set(), "SELECT {q}.scheduler_rebuild('default', 1, 1, 1, false, 1)"),
+    "scheduler_rebuild": (set(), "SELECT {q}.scheduler_rebuild('default', 1, 1, 1, NULL, now(), 1, false, '', 1)"),
     "stage_create": (PIPELINE, f"SELECT {{q}}.stage_create('{RUN}', 1)"),
     "stage_drop": (PIPELINE, f"SELECT {{q}}.stage_drop('{RUN}')"),
     "stage_clean": (PIPELINE | OPERATOR, "SELECT {q}.stage_clean()"),

@@ -23,10 +23,11 @@ def connection(raw: Raw, database_url: str) -> Connection:
 
 
 def parts(connection: psycopg.Connection, left: str) -> list[int]:
-    """Dequeue until a message comes: how much was left after each that came to nothing."""
+    """Dequeue until a message comes: how much was left after each that came to nothing. Workers come again at once."""
     found = []
     while not leases(connection, 1)[0]:
         found.append(value(connection, left))
+        assert value(connection, "SELECT fairqueue.queue_due()") <= 0
         assert len(found) < 10
     return found
 
@@ -74,3 +75,17 @@ def test_channels_that_turn_out_to_be_empty(connection: Connection) -> None:
     )
     left = "SELECT count(*) FROM fairqueue.lane WHERE due = 0"
     assert falls([value(connection, left), *parts(connection, left)])
+
+
+def test_lanes_that_are_derived_anew(connection: Connection) -> None:
+    """What is said of all channels holds for each before anything is served."""
+    connection.execute("INSERT INTO fairqueue.message (channel) SELECT 'c' || g FROM generate_series(1, 12000) g")
+    while value(connection, "SELECT count(*) FROM fairqueue.signal"):
+        connection.execute("SELECT count(*) FROM fairqueue.message_dequeue('default', 5000)")
+    connection.execute("SELECT fairqueue.queue_set('default', channel_weight => 2)")
+    left = "SELECT count(*) FROM fairqueue.lane WHERE weight <> 2"
+    found = parts(connection, left)
+    assert len(found) == 2
+    assert falls([value(connection, "SELECT count(*) FROM fairqueue.lane"), *found, value(connection, left)])
+    assert value(connection, left) == 0
+    assert value(connection, "SELECT rebuilt FROM fairqueue.rotation") is None

@@ -125,7 +125,7 @@ class Twins:
 
     def serve(self, limit: int) -> list[tuple[str, int]]:
         """One dequeue, which is what the reference says."""
-        batch = lease_of(self.session, limit, LEASE)
+        batch = self.batch(limit)
         served = [(message.channel, message.id) for message in batch]
         expected = self.reference.dequeue(limit, self.now, [id_ for _, id_ in served])
         assert served == expected, f"{served}, not {expected}"
@@ -133,6 +133,9 @@ class Twins:
             self.leases[message.id] = message
             del self.left[message.id]
         return served
+
+    def batch(self, limit: int) -> list[fq.LeasedMessage]:
+        return lease_of(self.session, limit, LEASE)
 
     def plan(self, ahead: int = 64) -> None:
         """Some of it is scheduled ahead, and the first message of that has been served."""

@@ -360,7 +360,7 @@ class TestInEveryRun:
             "print(*sorted(set(sys.modules) - before))"
         )
         imported = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-        assert imported.split() == ["fairqueue", "fairqueue.testing", "fairqueue.testing.plugin"]
+        assert imported.split() == ["fairqueue", "fairqueue._lazy", "fairqueue.testing", "fairqueue.testing.plugin"]
 
     def test_nothing_happens(self, pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         """Until a test asks for it; where there is no server, that one is told what can be done."""

@@ -18,8 +18,9 @@ A tenant is a channel of a queue. What is in the tables is said in :mod:`.figure
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from fairqueue._lazy import lazily
 
 if TYPE_CHECKING:
     from .pages import page
@@ -28,13 +29,13 @@ if TYPE_CHECKING:
 
 __all__ = ["EXACT_ROWS", "QueueSummary", "Report", "Summary", "page", "report", "summary"]
 
-_HOMES = {"page": "pages", **dict.fromkeys(("QueueSummary", "Summary", "summary"), "summaries")}
+# A command looks at its arguments before it imports PySpark, and the tables need no Matplotlib.
+_HOMES = {
+    "pages": ["page"],
+    "summaries": ["QueueSummary", "Summary", "summary"],
+    "tables": ["EXACT_ROWS", "Report", "report"],
+}
 
 
 if not TYPE_CHECKING:  # a name that isn't there is an error to type checkers, too
-
-    def __getattr__(name: str) -> Any:
-        # A command looks at its arguments before it imports PySpark, and the tables need no Matplotlib.
-        if name not in __all__:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'tables')}"), name)
+    __getattr__, __dir__ = lazily(__name__, _HOMES)

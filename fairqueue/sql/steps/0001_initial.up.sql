@@ -516,6 +516,8 @@ CREATE TABLE rotation (
     -- While lanes stand behind others, because of planned messages that weren't there to be taken: up to where all would
     -- have been served for the same work. A channel that becomes active starts there, if that is beyond vtime.
     arrival_tag      bigint           NOT NULL DEFAULT 0,
+    -- While lanes are derived anew (scheduler_rebuild): the last one that has been, '' before the first.
+    rebuilt          text COLLATE "C",
     CONSTRAINT rotation_pkey PRIMARY KEY (queue, era)
 ) WITH (
     autovacuum_vacuum_scale_factor = 0.05,
@@ -2457,6 +2459,9 @@ BEGIN
     ), signals AS MATERIALIZED (
         SELECT s.*, s.message_id IS NULL AND s.counted IS NULL AS is_policy
         FROM signal s WHERE v_queue IS NULL OR s.queue = v_queue
+        UNION ALL
+        -- Lanes that are still to be derived anew are as good as told of.
+        SELECT r.queue, NULL, NULL, NULL, NULL, true, r.urgent_from, true FROM rotations r WHERE r.rebuilt IS NOT NULL
     ), news AS MATERIALIZED (
         SELECT s.queue, s.channel, bool_or(s.is_policy) AS policy, bool_or(s.urgent) AS urgent
         FROM signals s
@@ -2712,7 +2717,7 @@ REVOKE EXECUTE ON FUNCTION queue_check FROM PUBLIC;
 -- that is known of.
 --
 -- Called by workers that have found nothing more to serve, before they wait. An estimate, never too late for what the
--- last dequeue knew of; less than 0 where none has looked since.
+-- last dequeue knew of; less than 0 where none has looked since, or where that one has left something to go through.
 -- Reads only, and takes no lock.
 CREATE FUNCTION queue_due(queue text DEFAULT 'default') RETURNS double precision
 LANGUAGE plpgsql STABLE SECURITY DEFINER
@@ -2795,7 +2800,7 @@ REVOKE EXECUTE ON FUNCTION queue_notify FROM PUBLIC;
 --
 -- Called by operators, in a READ COMMITTED transaction that commits at once; safe on a live queue. Nothing is lost but,
 -- where the lanes themselves were damaged, whom the rotation owes. Of a queue that nobody has ever used nothing is made.
--- Locks: the turn of the queue, until the end of the transaction; then as scheduler_rebuild.
+-- Locks: the turn of the queue, until the end of the transaction; then as scheduler_limit and scheduler_rebuild.
 CREATE FUNCTION queue_repair(name text DEFAULT 'default') RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path FROM CURRENT
@@ -2811,6 +2816,7 @@ AS $$
 DECLARE
     v_queue CONSTANT text := $1;
     v_now bigint;
+    v_lanes integer;
     r rotation%ROWTYPE;
 BEGIN
     IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
@@ -2863,14 +2869,24 @@ BEGIN
     SET arrival_tag = least(t.arrival_tag,
         greatest(0, r.vtime, (SELECT max(l.tag) FROM lane l WHERE l.queue = v_queue)))
     WHERE t.queue = v_queue;
-    SELECT b.activations, b.due_floor, b.max_concurrency, b.paused_until, b.running
-    INTO r.activations, r.due_floor, r.max_concurrency, r.paused_until, r.running
-    FROM scheduler_rebuild(v_queue, r.turn, r.vtime, v_now, true, r.activations) b;
+    -- All ready lanes get new numbers, in the order of the old ones, and come after what was served.
+    UPDATE lane l SET since = r.activations + n.nth, tag = greatest(l.tag, r.vtime)
+    FROM (
+        SELECT l.ctid AS row, row_number() OVER (ORDER BY l.since, l.head_id) AS nth
+        FROM lane l WHERE l.queue = v_queue AND l.due = 0) n
+    WHERE l.ctid = n.row;
+
+    GET DIAGNOSTICS v_lanes = ROW_COUNT;
+    r.activations := r.activations + v_lanes;
+    r := scheduler_limit(r, v_now, true);
+    SELECT b.activations, b.due_floor INTO r.activations, r.due_floor
+    FROM scheduler_rebuild(v_queue, r.turn, r.vtime, v_now,
+        CASE WHEN r.max_concurrency IS NOT NULL THEN r.counted_from END, '-infinity', NULL, true, '', r.activations) b;
     UPDATE rotation t
     SET turn = r.turn + 1, era = rotation_era(r.turn + 1), activations = r.activations, due_floor = r.due_floor,
         lease_floor = coalesce((SELECT min(m.leased_until) FROM message m WHERE m.queue = v_queue), 'infinity'),
         max_concurrency = r.max_concurrency, paused_until = r.paused_until,
-        running = r.running, counted_from = r.turn, clock = v_now, idle_floor = -1, swept = '',
+        running = r.running, counted_from = r.turn, rebuilt = NULL, clock = v_now, idle_floor = -1, swept = '',
         place = greatest(t.place, t.planned), planned = greatest(t.place, t.planned), ahead = 0,
         plan_at = plan_after(), lane_tag = NULL, lane_since = NULL,
         -- All signals are to be read again, whatever they say.
@@ -3103,18 +3119,15 @@ BEGIN
         WHERE n.row IS NOT NULL OR n.new_at IS NOT NULL OR n.new_running > 0
         OFFSET 0
     ), wanted AS MATERIALIZED (
-        -- Rebuilding gives all ready lanes new numbers, in the order of the old ones.
         SELECT t.row, t.channel, t.due, t.new_due, t.new_at, t.new_id, t.new_running, t.counted, t.weight, t.burst,
             t.max_concurrency, t.old_max_concurrency, t.release_interval, t.paused_until,
-            t.new_due IS NOT DISTINCT FROM 0
-                AND (rebuild OR (t.due IS DISTINCT FROM 0 AND t.is_planned IS NOT TRUE)) AS becomes_ready,
-            row_number() OVER (ORDER BY CASE WHEN t.due = 0 THEN t.since END NULLS LAST, t.new_id) AS nth
+            t.new_due IS NOT DISTINCT FROM 0 AND t.due IS DISTINCT FROM 0 AND t.is_planned IS NOT TRUE AS becomes_ready,
+            row_number() OVER (ORDER BY t.new_id) AS nth
         FROM timed t
     ), changed AS (
         UPDATE lane l
         SET due = w.new_due,
-            tag = CASE WHEN w.becomes_ready THEN greatest(l.tag, CASE WHEN w.due = 0 THEN v_vtime ELSE v_start END)
-                ELSE l.tag END,
+            tag = CASE WHEN w.becomes_ready THEN greatest(l.tag, v_start) ELSE l.tag END,
             since = CASE WHEN w.becomes_ready THEN v_activations + w.nth ELSE l.since END,
             planned = CASE WHEN rebuild OR w.becomes_ready THEN -1 ELSE l.planned END,
             head_at = coalesce(w.new_at, l.head_at), head_id = w.new_id,
@@ -3385,17 +3398,18 @@ $$;
 
 -- The state of a queue with what holds for the whole of it, its pause and its max_concurrency, read again.
 --
--- Called by scheduler_serve, within the turn, when only these changed. Where there was no max_concurrency, all leases are
--- counted, and marked as counted in this turn; and with them those of lanes that count theirs, which go by the same marks.
--- No other lane is touched, and the plan stays. From one max_concurrency to another the count goes on.
+-- Called by scheduler_serve, within the turn, when these changed, and before lanes are derived anew; and by queue_repair.
+-- Where there was no max_concurrency, or what was counted is not to be gone by, all leases are counted, and marked as
+-- counted in this turn; and with them those of lanes that count theirs, which go by the same marks, unless all lanes are
+-- to come anew. No other lane is touched, and the plan stays. From one max_concurrency to another the count goes on.
 -- Locks: as scheduler_recount; and the lanes that count leases.
-CREATE FUNCTION scheduler_limit(r rotation, now_ms bigint) RETURNS rotation
+CREATE FUNCTION scheduler_limit(r rotation, now_ms bigint, anew boolean) RETURNS rotation
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 AS $$
 #variable_conflict use_column
 DECLARE
-    v_was_counted CONSTANT boolean := r.max_concurrency IS NOT NULL;
+    v_is_counted CONSTANT boolean := r.max_concurrency IS NOT NULL AND NOT anew;
     v_channels text[];
     v_running integer[];
 BEGIN
@@ -3403,8 +3417,8 @@ BEGIN
     FROM queue q WHERE q.name = r.queue;
     IF r.max_concurrency IS NULL THEN
         r.running := 0;
-    ELSIF NOT v_was_counted THEN
-        v_channels := ARRAY(SELECT l.channel FROM lane l WHERE l.queue = r.queue AND l.running > 0);
+    ELSIF NOT v_is_counted THEN
+        v_channels := ARRAY(SELECT l.channel FROM lane l WHERE l.queue = r.queue AND l.running > 0 AND NOT anew);
         r.counted_from := r.turn;
         SELECT c.running, c.total INTO v_running, r.running
         FROM scheduler_recount(
@@ -3720,21 +3734,23 @@ AS $$
     SELECT coalesce(sum(w.messages), 0)::integer FROM written w
 $$;
 
--- Derives everything that the scheduler keeps for a queue anew from the rows of message, channel and queue.
+-- Derives up to max_lanes lanes of a queue anew from the rows of message, channel and queue: the next ones by name.
 --
 -- Called by scheduler_serve, within the turn, when what the queue says of its channels changed, when messages or
--- policies were truncated, and when the clock was set back; and by queue_repair, where it is thorough: what is kept may
--- be wrong then, and is not gone by. Otherwise it looks from the heads of lanes and the first lease on, as what comes
--- before are the entries of served messages, which an old snapshot keeps. Tags stay: whom the rotation owes what can't
--- be derived.
--- Locks: the lanes of the queue; its leases, as far as nobody else holds them (scheduler_recount).
+-- policies were truncated, and when the clock was set back: a part in each turn, so that none takes long, and nothing is
+-- served before all have been. And by queue_repair, for all at once and thorough: what is kept may be wrong then, and is
+-- not gone by. Otherwise it looks from the heads of lanes on, as what comes before are the entries of served messages,
+-- which an old snapshot keeps. Tags stay: whom the rotation owes what can't be derived. What was planned
+-- has been taken back before (scheduler_unplan), and what holds for the whole queue read again (scheduler_limit).
+-- Locks: the lanes; their leases, as far as nobody else holds them (scheduler_recount).
 --
--- Returns what is to be written to rotation, and whether a lane has a limit whose leases nobody counted, because it was
--- committed meanwhile (scheduler_activate). Takes time in proportion to the number of lanes and leases.
+-- Where the queue counts its leases, counted_from says since when, else it is null; no lease ends before lease_floor.
+-- Returns the last channel it looked at, null after the last one of all, the number of activations so far, the earliest
+-- time at which one of the lanes that now wait is due, and whether a lane has a limit whose leases nobody counted, because
+-- it was committed meanwhile (scheduler_activate). Takes time in proportion to max_lanes, and to the number of leases.
 CREATE FUNCTION scheduler_rebuild(
-    queue text, turn bigint, vtime bigint, now_ms bigint, thorough boolean, INOUT activations bigint,
-    OUT due_floor bigint, OUT max_concurrency integer, OUT paused_until bigint, OUT running integer,
-    OUT uncounted boolean
+    queue text, turn bigint, vtime bigint, now_ms bigint, counted_from bigint, lease_floor timestamptz, max_lanes integer,
+    thorough boolean, INOUT rebuilt text, INOUT activations bigint, OUT due_floor bigint, OUT uncounted boolean
 )
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -3742,22 +3758,14 @@ AS $$
 #variable_conflict use_column
 DECLARE
     v_queue CONSTANT text := $1;
-    v_activations CONSTANT bigint := $6;
+    v_counted_from CONSTANT bigint := $5;
+    v_rebuilt CONSTANT text := $9;
+    v_activations CONSTANT bigint := $10;
     v_channels text[];
     v_ats bigint[];
     v_ids bigint[];
     v_running integer[];
-    -- No lease ends before that.
-    v_first timestamptz := '-infinity';
 BEGIN
-    IF NOT thorough THEN
-        SELECT least(t.lease_floor, t.held_from) INTO v_first
-        FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1;
-    END IF;
-    PERFORM scheduler_unplan(v_queue);
-    SELECT q.max_concurrency, paused_until(q.paused, q.resume_at) INTO max_concurrency, paused_until
-    FROM queue q WHERE q.name = v_queue;
-
     WITH RECURSIVE walk AS (
         (SELECT m.channel FROM message m WHERE m.queue = v_queue AND m.leased_until IS NULL AND thorough
          ORDER BY m.channel LIMIT 1)
@@ -3766,15 +3774,23 @@ BEGIN
                 WHERE m.queue = v_queue AND m.leased_until IS NULL AND m.channel > w.channel
                 ORDER BY m.channel LIMIT 1)
         FROM walk w WHERE w.channel IS NOT NULL
+    ), part AS MATERIALIZED (
+        SELECT l.channel FROM lane l
+        WHERE l.queue = v_queue AND l.channel > v_rebuilt
+        ORDER BY l.channel LIMIT max_lanes
+    ), last AS MATERIALIZED (
+        SELECT CASE WHEN count(*) = max_lanes THEN max(p.channel) END AS channel FROM part p
     ), known AS (
         SELECT w.channel FROM walk w WHERE w.channel IS NOT NULL
         UNION
-        SELECT l.channel FROM lane l WHERE l.queue = v_queue
+        SELECT p.channel FROM part p
         UNION
-        SELECT m.channel FROM message m WHERE m.queue = v_queue AND m.leased_until >= v_first
+        SELECT m.channel FROM message m
+        WHERE m.queue = v_queue AND m.leased_until >= lease_floor AND m.channel > v_rebuilt
+            AND (m.channel > (SELECT t.channel FROM last t)) IS NOT TRUE
     )
-    SELECT array_agg(k.channel), array_agg(h.dequeue_at), array_agg(h.id)
-    INTO v_channels, v_ats, v_ids
+    SELECT array_agg(k.channel), array_agg(h.dequeue_at), array_agg(h.id), (SELECT t.channel FROM last t)
+    INTO v_channels, v_ats, v_ids, rebuilt
     FROM known k
     LEFT JOIN LATERAL (
         SELECT l.due, l.head_at, l.head_id FROM lane l
@@ -3793,12 +3809,12 @@ BEGIN
          ORDER BY m.dequeue_at, m.id LIMIT 1)
         LIMIT 1) h ON true;
 
-    SELECT c.running, coalesce(c.total, 0) INTO v_running, running
+    SELECT c.running INTO v_running
     FROM scheduler_recount(v_queue, turn, v_channels, array_fill(true, ARRAY[coalesce(cardinality(v_channels), 0)]),
-        max_concurrency IS NOT NULL, NULL) c;
+        false, v_counted_from) c;
     SELECT a.activations, a.due_floor, a.uncounted INTO activations, due_floor, uncounted
-    FROM scheduler_activate(v_queue, turn, vtime, now_ms, v_channels, v_ats, v_ids, NULL, v_running, true,
-        v_activations) a;
+    FROM scheduler_activate(v_queue, coalesce(v_counted_from, turn), vtime, now_ms, v_channels, v_ats, v_ids, NULL,
+        v_running, true, v_activations) a;
 END
 $$;
 
@@ -4048,6 +4064,7 @@ DECLARE
     v_rebuild boolean := false;
     v_uncounted boolean := false;
     v_reclaim boolean;
+    v_is_left boolean := false;
     v_simple boolean := true;
     v_written boolean := true;
     v_turned boolean := false;
@@ -4135,6 +4152,7 @@ BEGIN
             v_turned := false;
             v_written := true;
         END IF;
+        EXIT WHEN v_is_left;
         IF v_reclaim THEN
             SELECT c.lease_floor, c.more INTO r.lease_floor, v_reclaim
             FROM scheduler_reclaim(v_queue, v_clock, r.lease_floor, v_news) c;
@@ -4152,7 +4170,7 @@ BEGIN
                 r.urgent_open, r.activations) f;
             v_written := false;
             IF v_is_changed AND NOT v_rebuild THEN
-                r := scheduler_limit(r, v_now);
+                r := scheduler_limit(r, v_now, false);
             END IF;
             IF r.lease_floor <= v_clock AND NOT v_reclaim THEN
                 -- A user has ended a lease.
@@ -4161,12 +4179,22 @@ BEGIN
             END IF;
         END IF;
         IF v_rebuild THEN
-            SELECT b.activations, b.due_floor, b.max_concurrency, b.paused_until, b.running, v_uncounted OR b.uncounted
-            INTO r.activations, r.due_floor, r.max_concurrency, r.paused_until, r.running, v_uncounted
-            FROM scheduler_rebuild(v_queue, r.turn, r.vtime, v_now, false, r.activations) b;
-            r.counted_from := r.turn;
+            PERFORM scheduler_unplan(v_queue);
+            r := scheduler_limit(r, v_now, true);
+            r.rebuilt := '';
             v_rebuild := false;
+        END IF;
+        IF r.rebuilt IS NOT NULL THEN
+            SELECT b.rebuilt, b.activations, least(b.due_floor, r.due_floor), v_uncounted OR b.uncounted
+            INTO r.rebuilt, r.activations, r.due_floor, v_uncounted
+            FROM scheduler_rebuild(v_queue, r.turn, r.vtime, v_now,
+                CASE WHEN r.max_concurrency IS NOT NULL THEN r.counted_from END, least(r.lease_floor, r.held_from),
+                5000, false, r.rebuilt, r.activations) b;
             v_written := false;
+            v_is_left := r.rebuilt IS NOT NULL;
+            EXIT WHEN v_is_left;
+            -- Not written by those that serve, as it hardly ever is anything.
+            UPDATE rotation t SET rebuilt = NULL WHERE t.queue = v_queue AND t.era = r.era AND t.rebuilt IS NOT NULL;
         END IF;
         IF v_has_news THEN
             SELECT f.horizon, f.open, f.activations, least(f.due_floor, r.due_floor), v_uncounted OR f.uncounted, f.more,
@@ -4200,7 +4228,8 @@ BEGIN
                             AND s.message_id IS NULL AND s.counted IS NULL LIMIT 1) s
                     WHERE pg_visible_in_snapshot(o.xid, pg_current_snapshot()));
             IF v_uncounted THEN
-                EXIT WHEN v_rounds >= 5;
+                v_is_left := v_rounds >= 5;
+                EXIT WHEN v_is_left;
                 v_has_urgent := true;
                 CONTINUE;
             END IF;
@@ -4310,9 +4339,9 @@ BEGIN
             END IF;
             -- Of so much that is left to be told, a whole round of the sweep would have found what is ready, but for a late
             -- one with a low id. It is for the next ones, so that none takes long, and what this one has read stays read.
-            EXIT WHEN v_news >= 20000 AND v_has_news AND r.swept = ''
-                AND NOT (v_has_urgent OR v_reclaim OR r.due_floor <= v_now);
-            EXIT WHEN v_news >= 4096 AND v_reclaim;
+            v_is_left := (v_news >= 4096 AND v_reclaim) OR (v_news >= 20000 AND v_has_news AND r.swept = ''
+                AND NOT (v_has_urgent OR v_reclaim OR r.due_floor <= v_now));
+            EXIT WHEN v_is_left;
             v_news := greatest(v_news, least(v_news * 4, 20000));
             CONTINUE;
         END IF;
@@ -4327,7 +4356,7 @@ BEGIN
         EXIT WHEN v_want = 0;
         -- Lanes that turn out to be empty are idle from now on; not those of what is held, which the next one would look
         -- at first again.
-        EXIT WHEN v_got = 0 AND v_rounds >= 12 AND NOT EXISTS (
+        v_is_left := v_got = 0 AND v_rounds >= 12 AND NOT EXISTS (
             SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid = pg_current_xact_id());
         -- Short because it could look no further, because lanes turned out to be empty, or to have only what is held, or
         -- because no more is eligible. Of held ones comes news, for each of these lanes: more than that is read.
@@ -4341,6 +4370,11 @@ BEGIN
         r.plan_at := plan_after();
         v_written := false;
     END IF;
+    IF v_is_left THEN
+        -- Nobody is notified of it: who asks queue_due is told to come at once.
+        r.due_floor := least(r.due_floor, v_now);
+        v_written := false;
+    END IF;
     IF NOT (v_written OR v_turned) THEN
         UPDATE rotation t
         SET turn = t.turn + 1, era = rotation_era(t.turn + 1), vtime = r.vtime, vsince = r.vsince,
@@ -4348,8 +4382,9 @@ BEGIN
             urgent_from = r.urgent_from, urgent_open = r.urgent_open,
             lease_floor = r.lease_floor, due_floor = r.due_floor, idle_floor = r.idle_floor, swept = r.swept,
             max_concurrency = r.max_concurrency, paused_until = r.paused_until, running = r.running,
-            counted_from = r.counted_from, clock = r.clock, maintain_at = r.maintain_at, place = r.place,
-            planned = r.planned, ahead = r.ahead, plan_at = r.plan_at, lane_tag = NULL, lane_since = NULL
+            counted_from = r.counted_from, rebuilt = r.rebuilt, clock = r.clock, maintain_at = r.maintain_at,
+            place = r.place, planned = r.planned, ahead = r.ahead, plan_at = r.plan_at,
+            lane_tag = NULL, lane_since = NULL
         WHERE t.queue = v_queue AND t.era = r.era;
     END IF;
 END
@@ -5054,9 +5089,9 @@ $$;
 -- Takes back what is left of the plan: the lanes stand again where their next planned messages were.
 --
 -- Called by scheduler_serve, within the turn, when what was planned is no longer what should come next, because a
--- message is gone, changed or held by somebody; by scheduler_settle, when others were taken past such a one; by
--- scheduler_activate, when a message came before planned ones of its channel; and by scheduler_fold, scheduler_rebuild
--- and scheduler_tidy before they change what was planned by, and by queue_repair. Nothing is lost by it but the work:
+-- message is gone, changed or held by somebody, and before lanes are derived anew; by scheduler_settle, when others were
+-- taken past such a one; by scheduler_activate, when a message came before planned ones of its channel; by scheduler_fold
+-- and scheduler_tidy, before they change what was planned by; and by queue_repair. Nothing is lost by it but the work:
 -- each lane owes what it owed before, and what was taken of it.
 -- Locks: the lanes that it changes, and the rows of plan that it deletes.
 --

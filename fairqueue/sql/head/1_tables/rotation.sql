@@ -60,6 +60,8 @@ CREATE TABLE rotation (
     -- While lanes stand behind others, because of planned messages that weren't there to be taken: up to where all would
     -- have been served for the same work. A channel that becomes active starts there, if that is beyond vtime.
     arrival_tag      bigint           NOT NULL DEFAULT 0,
+    -- While lanes are derived anew (scheduler_rebuild): the last one that has been, '' before the first.
+    rebuilt          text COLLATE "C",
     CONSTRAINT rotation_pkey PRIMARY KEY (queue, era)
 ) WITH (
     autovacuum_vacuum_scale_factor = 0.05,

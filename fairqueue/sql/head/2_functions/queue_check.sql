@@ -26,6 +26,9 @@ BEGIN
     ), signals AS MATERIALIZED (
         SELECT s.*, s.message_id IS NULL AND s.counted IS NULL AS is_policy
         FROM signal s WHERE v_queue IS NULL OR s.queue = v_queue
+        UNION ALL
+        -- Lanes that are still to be derived anew are as good as told of.
+        SELECT r.queue, NULL, NULL, NULL, NULL, true, r.urgent_from, true FROM rotations r WHERE r.rebuilt IS NOT NULL
     ), news AS MATERIALIZED (
         SELECT s.queue, s.channel, bool_or(s.is_policy) AS policy, bool_or(s.urgent) AS urgent
         FROM signals s

@@ -3,7 +3,7 @@
 -- that is known of.
 --
 -- Called by workers that have found nothing more to serve, before they wait. An estimate, never too late for what the
--- last dequeue knew of; less than 0 where none has looked since.
+-- last dequeue knew of; less than 0 where none has looked since, or where that one has left something to go through.
 -- Reads only, and takes no lock.
 CREATE FUNCTION queue_due(queue text DEFAULT 'default') RETURNS double precision
 LANGUAGE plpgsql STABLE SECURITY DEFINER

@@ -2,7 +2,7 @@
 --
 -- Called by operators, in a READ COMMITTED transaction that commits at once; safe on a live queue. Nothing is lost but,
 -- where the lanes themselves were damaged, whom the rotation owes. Of a queue that nobody has ever used nothing is made.
--- Locks: the turn of the queue, until the end of the transaction; then as scheduler_rebuild.
+-- Locks: the turn of the queue, until the end of the transaction; then as scheduler_limit and scheduler_rebuild.
 CREATE FUNCTION queue_repair(name text DEFAULT 'default') RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path FROM CURRENT
@@ -18,6 +18,7 @@ AS $$
 DECLARE
     v_queue CONSTANT text := $1;
     v_now bigint;
+    v_lanes integer;
     r rotation%ROWTYPE;
 BEGIN
     IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
@@ -70,14 +71,24 @@ BEGIN
     SET arrival_tag = least(t.arrival_tag,
         greatest(0, r.vtime, (SELECT max(l.tag) FROM lane l WHERE l.queue = v_queue)))
     WHERE t.queue = v_queue;
-    SELECT b.activations, b.due_floor, b.max_concurrency, b.paused_until, b.running
-    INTO r.activations, r.due_floor, r.max_concurrency, r.paused_until, r.running
-    FROM scheduler_rebuild(v_queue, r.turn, r.vtime, v_now, true, r.activations) b;
+    -- All ready lanes get new numbers, in the order of the old ones, and come after what was served.
+    UPDATE lane l SET since = r.activations + n.nth, tag = greatest(l.tag, r.vtime)
+    FROM (
+        SELECT l.ctid AS row, row_number() OVER (ORDER BY l.since, l.head_id) AS nth
+        FROM lane l WHERE l.queue = v_queue AND l.due = 0) n
+    WHERE l.ctid = n.row;
+
+    GET DIAGNOSTICS v_lanes = ROW_COUNT;
+    r.activations := r.activations + v_lanes;
+    r := scheduler_limit(r, v_now, true);
+    SELECT b.activations, b.due_floor INTO r.activations, r.due_floor
+    FROM scheduler_rebuild(v_queue, r.turn, r.vtime, v_now,
+        CASE WHEN r.max_concurrency IS NOT NULL THEN r.counted_from END, '-infinity', NULL, true, '', r.activations) b;
     UPDATE rotation t
     SET turn = r.turn + 1, era = rotation_era(r.turn + 1), activations = r.activations, due_floor = r.due_floor,
         lease_floor = coalesce((SELECT min(m.leased_until) FROM message m WHERE m.queue = v_queue), 'infinity'),
         max_concurrency = r.max_concurrency, paused_until = r.paused_until,
-        running = r.running, counted_from = r.turn, clock = v_now, idle_floor = -1, swept = '',
+        running = r.running, counted_from = r.turn, rebuilt = NULL, clock = v_now, idle_floor = -1, swept = '',
         place = greatest(t.place, t.planned), planned = greatest(t.place, t.planned), ahead = 0,
         plan_at = plan_after(), lane_tag = NULL, lane_since = NULL,
         -- All signals are to be read again, whatever they say.

@@ -108,18 +108,15 @@ BEGIN
         WHERE n.row IS NOT NULL OR n.new_at IS NOT NULL OR n.new_running > 0
         OFFSET 0
     ), wanted AS MATERIALIZED (
-        -- Rebuilding gives all ready lanes new numbers, in the order of the old ones.
         SELECT t.row, t.channel, t.due, t.new_due, t.new_at, t.new_id, t.new_running, t.counted, t.weight, t.burst,
             t.max_concurrency, t.old_max_concurrency, t.release_interval, t.paused_until,
-            t.new_due IS NOT DISTINCT FROM 0
-                AND (rebuild OR (t.due IS DISTINCT FROM 0 AND t.is_planned IS NOT TRUE)) AS becomes_ready,
-            row_number() OVER (ORDER BY CASE WHEN t.due = 0 THEN t.since END NULLS LAST, t.new_id) AS nth
+            t.new_due IS NOT DISTINCT FROM 0 AND t.due IS DISTINCT FROM 0 AND t.is_planned IS NOT TRUE AS becomes_ready,
+            row_number() OVER (ORDER BY t.new_id) AS nth
         FROM timed t
     ), changed AS (
         UPDATE lane l
         SET due = w.new_due,
-            tag = CASE WHEN w.becomes_ready THEN greatest(l.tag, CASE WHEN w.due = 0 THEN v_vtime ELSE v_start END)
-                ELSE l.tag END,
+            tag = CASE WHEN w.becomes_ready THEN greatest(l.tag, v_start) ELSE l.tag END,
             since = CASE WHEN w.becomes_ready THEN v_activations + w.nth ELSE l.since END,
             planned = CASE WHEN rebuild OR w.becomes_ready THEN -1 ELSE l.planned END,
             head_at = coalesce(w.new_at, l.head_at), head_id = w.new_id,

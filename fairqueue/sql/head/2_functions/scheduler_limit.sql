@@ -1,16 +1,17 @@
 -- The state of a queue with what holds for the whole of it, its pause and its max_concurrency, read again.
 --
--- Called by scheduler_serve, within the turn, when only these changed. Where there was no max_concurrency, all leases are
--- counted, and marked as counted in this turn; and with them those of lanes that count theirs, which go by the same marks.
--- No other lane is touched, and the plan stays. From one max_concurrency to another the count goes on.
+-- Called by scheduler_serve, within the turn, when these changed, and before lanes are derived anew; and by queue_repair.
+-- Where there was no max_concurrency, or what was counted is not to be gone by, all leases are counted, and marked as
+-- counted in this turn; and with them those of lanes that count theirs, which go by the same marks, unless all lanes are
+-- to come anew. No other lane is touched, and the plan stays. From one max_concurrency to another the count goes on.
 -- Locks: as scheduler_recount; and the lanes that count leases.
-CREATE FUNCTION scheduler_limit(r rotation, now_ms bigint) RETURNS rotation
+CREATE FUNCTION scheduler_limit(r rotation, now_ms bigint, anew boolean) RETURNS rotation
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 AS $$
 #variable_conflict use_column
 DECLARE
-    v_was_counted CONSTANT boolean := r.max_concurrency IS NOT NULL;
+    v_is_counted CONSTANT boolean := r.max_concurrency IS NOT NULL AND NOT anew;
     v_channels text[];
     v_running integer[];
 BEGIN
@@ -18,8 +19,8 @@ BEGIN
     FROM queue q WHERE q.name = r.queue;
     IF r.max_concurrency IS NULL THEN
         r.running := 0;
-    ELSIF NOT v_was_counted THEN
-        v_channels := ARRAY(SELECT l.channel FROM lane l WHERE l.queue = r.queue AND l.running > 0);
+    ELSIF NOT v_is_counted THEN
+        v_channels := ARRAY(SELECT l.channel FROM lane l WHERE l.queue = r.queue AND l.running > 0 AND NOT anew);
         r.counted_from := r.turn;
         SELECT c.running, c.total INTO v_running, r.running
         FROM scheduler_recount(

@@ -44,6 +44,7 @@ DECLARE
     v_rebuild boolean := false;
     v_uncounted boolean := false;
     v_reclaim boolean;
+    v_is_left boolean := false;
     v_simple boolean := true;
     v_written boolean := true;
     v_turned boolean := false;
@@ -131,6 +132,7 @@ BEGIN
             v_turned := false;
             v_written := true;
         END IF;
+        EXIT WHEN v_is_left;
         IF v_reclaim THEN
             SELECT c.lease_floor, c.more INTO r.lease_floor, v_reclaim
             FROM scheduler_reclaim(v_queue, v_clock, r.lease_floor, v_news) c;
@@ -148,7 +150,7 @@ BEGIN
                 r.urgent_open, r.activations) f;
             v_written := false;
             IF v_is_changed AND NOT v_rebuild THEN
-                r := scheduler_limit(r, v_now);
+                r := scheduler_limit(r, v_now, false);
             END IF;
             IF r.lease_floor <= v_clock AND NOT v_reclaim THEN
                 -- A user has ended a lease.
@@ -157,12 +159,22 @@ BEGIN
             END IF;
         END IF;
         IF v_rebuild THEN
-            SELECT b.activations, b.due_floor, b.max_concurrency, b.paused_until, b.running, v_uncounted OR b.uncounted
-            INTO r.activations, r.due_floor, r.max_concurrency, r.paused_until, r.running, v_uncounted
-            FROM scheduler_rebuild(v_queue, r.turn, r.vtime, v_now, false, r.activations) b;
-            r.counted_from := r.turn;
+            PERFORM scheduler_unplan(v_queue);
+            r := scheduler_limit(r, v_now, true);
+            r.rebuilt := '';
             v_rebuild := false;
+        END IF;
+        IF r.rebuilt IS NOT NULL THEN
+            SELECT b.rebuilt, b.activations, least(b.due_floor, r.due_floor), v_uncounted OR b.uncounted
+            INTO r.rebuilt, r.activations, r.due_floor, v_uncounted
+            FROM scheduler_rebuild(v_queue, r.turn, r.vtime, v_now,
+                CASE WHEN r.max_concurrency IS NOT NULL THEN r.counted_from END, least(r.lease_floor, r.held_from),
+                5000, false, r.rebuilt, r.activations) b;
             v_written := false;
+            v_is_left := r.rebuilt IS NOT NULL;
+            EXIT WHEN v_is_left;
+            -- Not written by those that serve, as it hardly ever is anything.
+            UPDATE rotation t SET rebuilt = NULL WHERE t.queue = v_queue AND t.era = r.era AND t.rebuilt IS NOT NULL;
         END IF;
         IF v_has_news THEN
             SELECT f.horizon, f.open, f.activations, least(f.due_floor, r.due_floor), v_uncounted OR f.uncounted, f.more,
@@ -196,7 +208,8 @@ BEGIN
                             AND s.message_id IS NULL AND s.counted IS NULL LIMIT 1) s
                     WHERE pg_visible_in_snapshot(o.xid, pg_current_snapshot()));
             IF v_uncounted THEN
-                EXIT WHEN v_rounds >= 5;
+                v_is_left := v_rounds >= 5;
+                EXIT WHEN v_is_left;
                 v_has_urgent := true;
                 CONTINUE;
             END IF;
@@ -306,9 +319,9 @@ BEGIN
             END IF;
             -- Of so much that is left to be told, a whole round of the sweep would have found what is ready, but for a late
             -- one with a low id. It is for the next ones, so that none takes long, and what this one has read stays read.
-            EXIT WHEN v_news >= 20000 AND v_has_news AND r.swept = ''
-                AND NOT (v_has_urgent OR v_reclaim OR r.due_floor <= v_now);
-            EXIT WHEN v_news >= 4096 AND v_reclaim;
+            v_is_left := (v_news >= 4096 AND v_reclaim) OR (v_news >= 20000 AND v_has_news AND r.swept = ''
+                AND NOT (v_has_urgent OR v_reclaim OR r.due_floor <= v_now));
+            EXIT WHEN v_is_left;
             v_news := greatest(v_news, least(v_news * 4, 20000));
             CONTINUE;
         END IF;
@@ -323,7 +336,7 @@ BEGIN
         EXIT WHEN v_want = 0;
         -- Lanes that turn out to be empty are idle from now on; not those of what is held, which the next one would look
         -- at first again.
-        EXIT WHEN v_got = 0 AND v_rounds >= 12 AND NOT EXISTS (
+        v_is_left := v_got = 0 AND v_rounds >= 12 AND NOT EXISTS (
             SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid = pg_current_xact_id());
         -- Short because it could look no further, because lanes turned out to be empty, or to have only what is held, or
         -- because no more is eligible. Of held ones comes news, for each of these lanes: more than that is read.
@@ -337,6 +350,11 @@ BEGIN
         r.plan_at := plan_after();
         v_written := false;
     END IF;
+    IF v_is_left THEN
+        -- Nobody is notified of it: who asks queue_due is told to come at once.
+        r.due_floor := least(r.due_floor, v_now);
+        v_written := false;
+    END IF;
     IF NOT (v_written OR v_turned) THEN
         UPDATE rotation t
         SET turn = t.turn + 1, era = rotation_era(t.turn + 1), vtime = r.vtime, vsince = r.vsince,
@@ -344,8 +362,9 @@ BEGIN
             urgent_from = r.urgent_from, urgent_open = r.urgent_open,
             lease_floor = r.lease_floor, due_floor = r.due_floor, idle_floor = r.idle_floor, swept = r.swept,
             max_concurrency = r.max_concurrency, paused_until = r.paused_until, running = r.running,
-            counted_from = r.counted_from, clock = r.clock, maintain_at = r.maintain_at, place = r.place,
-            planned = r.planned, ahead = r.ahead, plan_at = r.plan_at, lane_tag = NULL, lane_since = NULL
+            counted_from = r.counted_from, rebuilt = r.rebuilt, clock = r.clock, maintain_at = r.maintain_at,
+            place = r.place, planned = r.planned, ahead = r.ahead, plan_at = r.plan_at,
+            lane_tag = NULL, lane_since = NULL
         WHERE t.queue = v_queue AND t.era = r.era;
     END IF;
 END

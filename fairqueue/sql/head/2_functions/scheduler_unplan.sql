@@ -1,9 +1,9 @@
 -- Takes back what is left of the plan: the lanes stand again where their next planned messages were.
 --
 -- Called by scheduler_serve, within the turn, when what was planned is no longer what should come next, because a
--- message is gone, changed or held by somebody; by scheduler_settle, when others were taken past such a one; by
--- scheduler_activate, when a message came before planned ones of its channel; and by scheduler_fold, scheduler_rebuild
--- and scheduler_tidy before they change what was planned by, and by queue_repair. Nothing is lost by it but the work:
+-- message is gone, changed or held by somebody, and before lanes are derived anew; by scheduler_settle, when others were
+-- taken past such a one; by scheduler_activate, when a message came before planned ones of its channel; by scheduler_fold
+-- and scheduler_tidy, before they change what was planned by; and by queue_repair. Nothing is lost by it but the work:
 -- each lane owes what it owed before, and what was taken of it.
 -- Locks: the lanes that it changes, and the rows of plan that it deletes.
 --
