@@ -169,19 +169,28 @@ def test_a_lease_that_was_held_is_looked_at_no_more(
     check_all_served(session, running[1:])
 
 
+@pytest.mark.parametrize("known", [True, False])
 def test_a_lease_that_is_held_counts_where_its_channel_was_forgotten(
-    session: Session, other: psycopg.Connection
+    session: Session, other: psycopg.Connection, known: bool
 ) -> None:
-    """It has run out, and dequeues have looked for it in vain."""
+    """It has run out, and dequeues have looked for it in vain; or the one that does takes in the limit, too."""
     put(session, "acme")
     (held,) = leases(session)
-    expire(session, [held.id])
-    hold(other, next(iter(HOLDS)), held)
+
+    def run_out() -> None:
+        expire(session, [held.id])
+        hold(other, next(iter(HOLDS)), held)
+
+    if known:
+        run_out()
     put(session, "globex", 201)
     assert len(take(session, 200)) == 200
     sql(session, TIDY)
     assert take(session) == ["globex"]
     assert session.scalar(text("SELECT count(*) FROM fairqueue.lane WHERE channel = 'acme'")) == 0
+    if not known:
+        session.commit()
+        run_out()
     limit_all(session, 1)
     put_all(session, {"acme": 1, "initech": 1})
     assert [lease.channel for lease in leases(session)] == ["initech"]

@@ -4188,7 +4188,10 @@ BEGIN
             SELECT b.rebuilt, b.activations, least(b.due_floor, r.due_floor), v_uncounted OR b.uncounted
             INTO r.rebuilt, r.activations, r.due_floor, v_uncounted
             FROM scheduler_rebuild(v_queue, r.turn, r.vtime, v_now,
-                CASE WHEN r.max_concurrency IS NOT NULL THEN r.counted_from END, least(r.lease_floor, r.held_from),
+                CASE WHEN r.max_concurrency IS NOT NULL THEN r.counted_from END,
+                -- As scheduler_reclaim has just written it.
+                least(r.lease_floor, (
+                    SELECT t.held_from FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1)),
                 5000, false, r.rebuilt, r.activations) b;
             v_written := false;
             v_is_left := r.rebuilt IS NOT NULL;
