@@ -6,9 +6,9 @@ import pytest
 from sqlalchemy import text
 
 import fairqueue as fq
-from tests.acts import expire, move_clock, sql
+from tests.acts import move_clock, sql
 from tests.limiting import NOW
-from tests.reference import BLOCKED, Entry, Policy
+from tests.reference import BLOCKED, Policy
 from tests.scheduling.twins import EARLY, HOUR, Twins, heads_of_many, planned, several_of_each
 
 pytestmark = pytest.mark.shared_database
@@ -132,23 +132,16 @@ def the_queue_gets_a_limit(twins: Twins) -> None:
 
 def a_lease_runs_out(twins: Twins) -> None:
     """Of the message served last: it comes back to its old place, before those of its channel that are planned."""
-    id_ = max(twins.leases)
-    lease = twins.leases.pop(id_)
-    expire(twins.session, [id_])
-    twins.reference.end(lease.channel, id_)
-    entry = Entry(lease.dequeue_at, id_, lease.cost)
-    twins.reference.enqueue(lease.channel, [entry], urgent=True)
-    twins.left[id_] = lease.channel, entry
+    twins.run_out(max(twins.leases))
 
 
-def the_clock_goes_back(twins: Twins, by: int = HOUR) -> None:
+def the_clock_goes_back(twins: Twins) -> None:
     """What e and f have is no longer due."""
-    twins.now -= by
-    move_clock(twins.session, twins.now)
+    twins.set_back(HOUR)
 
 
 def the_clock_goes_back_a_little(twins: Twins) -> None:
-    the_clock_goes_back(twins, 10)
+    twins.set_back(10)
 
 
 def the_queue_is_repaired(twins: Twins) -> None:

@@ -11,11 +11,11 @@ from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
-from tests.acts import alter, complete, expire, lease_of, move_clock, put, sql, take
+from tests.acts import alter, complete, lease_of, put, sql, take
 from tests.fixtures.connections import Raw
 from tests.fixtures.workers import WorkerOf
 from tests.limiting import LEASE, limit_queue
-from tests.reference import BLOCKED, Entry, Policy
+from tests.reference import BLOCKED, Policy
 from tests.scheduling.twins import HOUR, Twins, heads_of_many, several_of_each
 from tests.worker.working import RARELY, wait_for_endings
 
@@ -94,8 +94,7 @@ def all_may_run_two_more(twins: Parts) -> None:
 
 
 def the_clock_goes_back(twins: Parts) -> None:
-    twins.now -= HOUR
-    move_clock(twins.session, twins.now)
+    twins.set_back(HOUR)
 
 
 def policies_are_truncated(twins: Parts) -> None:
@@ -118,13 +117,7 @@ def leases_end(twins: Parts) -> None:
 
 
 def a_lease_runs_out(twins: Parts) -> None:
-    id_, lease = next(iter(twins.leases.items()))
-    del twins.leases[id_]
-    expire(twins.session, [id_])
-    twins.reference.end(lease.channel, id_)
-    entry = Entry(lease.dequeue_at, id_, lease.cost)
-    twins.reference.enqueue(lease.channel, [entry], urgent=True)
-    twins.left[id_] = lease.channel, entry
+    twins.run_out(next(iter(twins.leases)))
 
 
 def some_are_cancelled(twins: Parts) -> None:

@@ -7,7 +7,7 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
-from tests.acts import EPOCH, complete, lease_of, move_clock, plan_ahead, sql
+from tests.acts import EPOCH, complete, expire, lease_of, move_clock, plan_ahead, sql
 from tests.limiting import LEASE, NOW, limit_queue
 from tests.reference import BLOCKED, Entry, Policy, Reference
 
@@ -111,6 +111,20 @@ class Twins:
         assert complete(self.session, leases) == ["completed"] * len(ids)
         for lease in leases:
             self.reference.end(lease.channel, lease.id)
+
+    def run_out(self, id_: int) -> None:
+        """This lease: the message comes back to its old place."""
+        lease = self.leases.pop(id_)
+        expire(self.session, [id_])
+        self.reference.end(lease.channel, id_)
+        entry = Entry(lease.dequeue_at, id_, lease.cost)
+        self.reference.enqueue(lease.channel, [entry], urgent=True)
+        self.left[id_] = lease.channel, entry
+
+    def set_back(self, by: int) -> None:
+        """The clock, by so many milliseconds."""
+        self.now -= by
+        move_clock(self.session, self.now)
 
     def edit(self, id_: int, channel: str | None = None, **changes: float) -> None:
         """A user's UPDATE of a message that is ready."""

@@ -166,20 +166,22 @@ class TestProcesses:
         assert effects(session) == [(id_, 2)]
 
 
-def connections(session: Session) -> int:
+def counted(session: Session, query: str) -> int:
     session.rollback()
-    query = "SELECT count(*) FROM pg_stat_activity"
-    query += " WHERE datname = current_database() AND backend_type = 'client backend'"
     count: int = session.scalars(text(query)).one()
     return count
+
+
+def connections(session: Session) -> int:
+    query = "SELECT count(*) FROM pg_stat_activity"
+    query += " WHERE datname = current_database() AND backend_type = 'client backend'"
+    return counted(session, query)
 
 
 def advisory_locks(session: Session) -> int:
-    session.rollback()
     query = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ShareLock'"
     query += " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
-    count: int = session.scalars(text(query)).one()
-    return count
+    return counted(session, query)
 
 
 class TestEmbedding:

@@ -1,7 +1,7 @@
 -- Leases up to max_messages messages of a queue for lease_seconds, in the order of start-time fair queueing.
 --
 -- Called by workers, in a READ COMMITTED transaction that commits at once. Returns the messages in the order in which
--- they were scheduled; fewer than asked for only when fewer are eligible, or when ten thousands of channels, leases or
+-- they were scheduled; fewer than asked for only when fewer are eligible, or when thousands of channels, leases or
 -- policies had to be gone through first: the next one goes on. worker is the caller's name, for those who look into the
 -- tables.
 --
