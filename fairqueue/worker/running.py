@@ -1,10 +1,9 @@
 """One run of a worker: a fetcher, the jobs, a reporter and a heart, as tasks of one event loop.
 
 * The *fetcher* leases as many messages as there are free places: ``concurrency``, and those to stand by, together. It
-  asks again when half of what stands by has been begun. When it gets fewer, there is nothing more to do, and it waits:
-  for a notification, for one of our own messages to end (which may make room under a limit), for the time that one
-  waits for, or the next poll. What stands by because the fetcher chose so (:mod:`.pace`) is left to others when the
-  oldest has done so for too long; after the dequeue, where one is under way.
+  asks again when half of what stands by has been begun. When it gets fewer, there is nothing more to do, and it waits
+  (:mod:`.idling`). What stands by because the fetcher chose so (:mod:`.pace`) is left to others when the oldest has
+  done so for too long; after the dequeue, where one is under way.
 * A *job* is a message, from its lease until its end is in the database. It has a place until what becomes of it is
   decided. ``concurrency`` of them run at a time, the others stand by in the order in which they were leased. A slot
   goes on with what stands by until nothing does; a thread does so by itself, and leaves to the event loop what became
@@ -22,7 +21,6 @@ import asyncio
 import contextlib
 import contextvars
 import logging
-import random
 from collections import deque
 from collections.abc import Callable
 from time import monotonic
@@ -30,10 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 from anyio.abc import TaskGroup
-from sqlalchemy import Double, select
-from sqlalchemy.exc import SQLAlchemyError
 
-from fairqueue._functions import SchemaFunction
 from fairqueue.consuming import dequeue
 from fairqueue.leases import Outcome
 
@@ -41,12 +36,11 @@ from .database import Database, not_durable
 from .decisions import Decision, Defer, Retry
 from .handlers import Handled, UnreadablePayload
 from .heart import Heart
+from .idling import Idler
 from .jobs import Job, Signal
-from .listening import Listener
 from .pace import Pace
 from .reporting import Reporter
 from .threads import Threads
-from .wire import can_listen
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -63,9 +57,6 @@ _HAND_BACK.verdict = "is left to others"
 #: Seconds that handing back may take, at the end of the time of grace.
 _LAST_WORDS = 5.0
 _LARGEST_BATCH = 1_000
-#: Seconds that the fetcher waits before it asks when something is due: a question that a busy worker need not ask. Not
-#: for as long where something was due last time, and not for less than that at all.
-_UNASKED, _GLANCE = 0.1, 0.01
 
 
 class Run:
@@ -83,10 +74,6 @@ class Run:
         self.threads = Threads()
         self.database = Database(worker.engine, self.threads)
         self.statements: dict[int, Any] = {}
-        self.when_due = select(SchemaFunction("queue_due", worker.queue, type_=Double()))
-        #: How often, since the last message, nothing was left of what was due.
-        self.in_vain = 0
-        self.unasked = _UNASKED
         self.jobs: set[Job] = set()
         self.standby: deque[Job] = deque()
         self.pace = Pace(worker.prefetch)
@@ -106,19 +93,9 @@ class Run:
         #: The look at the schema, which comes first.
         self.looking = anyio.CancelScope()
         self.grace = anyio.CancelScope()
-        #: The fetcher waits for something to do, or for a place.
-        self.waiting = self.full = False
-        self.listener: Listener | None = None
-        if worker.notify and can_listen(worker.engine):
-            self.listener = Listener(self.database, worker.queue, self.news.set, busy=lambda: not self.waiting)
-        elif worker.notify:
-            log.warning(
-                "the driver %s can't hear notifications of the database, so queue %r is polled each %g s: begin the"
-                " engine's URL with postgresql+psycopg://. Worker(notify=False) says that it is meant to be so",
-                worker.engine.dialect.driver,
-                worker.queue,
-                worker.poll,
-            )
+        self.idler = Idler(worker, self.database, self.news)
+        #: The fetcher waits for a place.
+        self.full = False
 
     def begin(self) -> None:
         """Also where there is no database yet: a web application doesn't wait for it."""
@@ -171,8 +148,8 @@ class Run:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.reporter.run)
             tasks.start_soon(self.heart.beat)
-            if self.listener:
-                tasks.start_soon(self.listener.run)
+            if self.idler.listener:
+                tasks.start_soon(self.idler.listener.run)
             tasks.start_soon(self.fetch, tasks)
             try:
                 self.begin()
@@ -208,7 +185,7 @@ class Run:
             batch = await self.dequeue(limit)
             now = monotonic()
             if batch:
-                self.in_vain = 0
+                self.idler.in_vain = 0
             self.pace.dequeued(len(batch), standing=len(self.standby), seconds=now - asked, now=now)
             for job in batch:
                 self.jobs.add(job)
@@ -221,7 +198,7 @@ class Run:
             if len(batch) < limit:
                 self.pace.rest()
                 if self.free() > 0:
-                    await self.idle()
+                    await self.idler.idle()
         self.fetching = False
         self.releases.set()
 
@@ -266,38 +243,6 @@ class Run:
             "dequeue", lease, alone=True, until=self.stopping, before=self.heart.catch_up
         )
         return batch or []
-
-    async def idle(self) -> None:
-        """Nothing more is eligible: wait for something to happen."""
-        self.waiting = True
-        listener = self.listener
-        if listener is None or not listener.works or listener.listens:
-            await self.doze()
-        elif not await self.news.wait(listener.pause()):
-            await listener.ask(otherwise=self.news.wait, patience=self.worker.poll)
-        self.waiting = False
-
-    async def doze(self) -> None:
-        """Until the next poll, or until something may be served of which nobody is notified: its time has come."""
-        # Longer by chance, so that workers which were started together don't stay together.
-        pause = self.worker.poll * random.uniform(1, 1.2)  # noqa: S311
-        unasked = min(pause, self.unasked)
-        if await self.news.wait(unasked) or unasked == pause:
-            return
-        try:
-            due = await self.database.run(lambda session: session.scalars(self.when_due).one(), alone=True)
-        except (SQLAlchemyError, OSError):
-            due = None  # the next dequeue says what is wrong
-        if due is not None and due < 0:  # nobody has been there, or who was has left a part of ever so much
-            self.in_vain = 0
-        # Where others were there first, ever later: not all have to come for each message that a rate lets out.
-        if due is not None and (due := max(due, _GLANCE * 2**self.in_vain)) < pause:
-            self.unasked = _GLANCE
-            if not await self.news.wait(due):
-                self.in_vain += 1
-        else:
-            self.unasked = _UNASKED
-            await self.news.wait(pause - unasked)
 
     async def work(self, tasks: TaskGroup) -> None:
         """In a slot: handle what stands by, until nothing does."""

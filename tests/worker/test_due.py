@@ -10,8 +10,9 @@ from sqlalchemy import event, func, select, text
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
-from tests.acts import lease_of, put, sql, wait_until
+from tests.acts import EPOCH, lease_of, move_clock, put, sql, wait_until
 from tests.fixtures.workers import WorkerOf
+from tests.limiting import NOW
 from tests.worker.working import KINDS, RARELY, wait_for_endings
 
 
@@ -61,22 +62,32 @@ def test_each_driver_and_who_isn_t_notified(kind: str, session: Session, worker_
         wait_for_endings(session, 3)
 
 
-def test_who_comes_too_late_looks_less_often(session: Session, worker_of: WorkerOf) -> None:
-    """Where many workers wait for what a rate lets out, one at a time."""
+def always_due_in(session: Session, seconds: int) -> None:
     sql(
         session,
         "CREATE OR REPLACE FUNCTION fairqueue.queue_due(queue text DEFAULT 'default') RETURNS double precision"
-        " LANGUAGE sql AS 'SELECT 0::double precision'",
+        f" LANGUAGE sql AS 'SELECT {seconds}::double precision'",
     )
-    app = worker_of("plain", lambda *_: None, poll=0.5)
+
+
+def looks_of(app: fq.Worker) -> list[tuple[float, int]]:
+    """When it dequeues, and how often before that in vain."""
     looks: list[tuple[float, int]] = []
 
     def note(_: Any, __: Any, statement: str, *___: Any) -> None:
         if "message_dequeue" in statement and app._run is not None:
-            looks.append((time.monotonic(), app._run.in_vain))
+            looks.append((time.monotonic(), app._run.idler.in_vain))
 
     engine: Any = app.engine
     event.listen(engine, "before_cursor_execute", note)
+    return looks
+
+
+def test_who_comes_too_late_looks_less_often(session: Session, worker_of: WorkerOf) -> None:
+    """Where many workers wait for what a rate lets out, one at a time."""
+    always_due_in(session, 0)
+    app = worker_of("plain", lambda *_: None, poll=0.5)
+    looks = looks_of(app)
     with app:
         wait_until(lambda: [in_vain for _, in_vain in looks[-2:]] == [6, 6])
         assert looks[-1][0] - looks[-2][0] >= 0.5 * 0.99
@@ -85,6 +96,15 @@ def test_who_comes_too_late_looks_less_often(session: Session, worker_of: Worker
         put(session, "acme")
         wait_for_endings(session, 1)
         wait_until(lambda: 0 in [in_vain for _, in_vain in looks[before:]])
+
+
+def test_what_was_left_is_looked_at_as_often_as_ever(session: Session, worker_of: WorkerOf) -> None:
+    always_due_in(session, -1)
+    app = worker_of("plain", lambda *_: None, poll=RARELY)
+    looks = looks_of(app)
+    with app:
+        wait_until(lambda: len(looks) > 20)
+    assert {in_vain for _, in_vain in looks} == {0, 1}
 
 
 class TestQueueDue:
@@ -121,3 +141,15 @@ class TestQueueDue:
         session.commit()
         assert not lease_of(session)
         assert self.due(session) is None
+
+    @pytest.mark.parametrize("pause", [True, False])
+    def test_nobody_has_looked_since(self, session: Session, pause: bool, clock_that_stands: None) -> None:
+        """Whose time has come."""
+        put(session, "acme", delay=0 if pause else 10)
+        if pause:
+            session.execute(fq.pause(queue="default", until=EPOCH + timedelta(milliseconds=NOW + 10_000)))
+            session.commit()
+        assert not lease_of(session)
+        assert self.due(session) == 10
+        move_clock(session, NOW + 11_000)
+        assert self.due(session) == 0

@@ -21,6 +21,7 @@ import fairqueue as fq
 from fairqueue.worker import database, running
 from fairqueue.worker.database import Database
 from fairqueue.worker.heart import Heart
+from fairqueue.worker.idling import Idler
 from fairqueue.worker.jobs import Job
 from fairqueue.worker.running import Run
 from fairqueue.worker.threads import Threads
@@ -164,7 +165,7 @@ class TestFailures:
 
         def listens() -> bool:
             run: Any = app._run
-            return run is not None and run.listener.works
+            return run is not None and run.idler.listener.works
 
         event.listen(getattr(app.engine, "sync_engine", app.engine), "connect", connected)
         with statements(app.engine, "message_dequeue(") as sent, app:
@@ -200,11 +201,11 @@ async def test_nothing_more_begins(session: Session, worker_of: WorkerOf, monkey
         begun.set()
         go.wait(30)
 
-    async def fail_once_it_is_busy(_: Run) -> None:
+    async def fail_once_it_is_busy(_: Idler) -> None:
         await to_thread.run_sync(begun.wait, 30)
         raise ZeroDivisionError
 
-    monkeypatch.setattr(Run, "idle", fail_once_it_is_busy)
+    monkeypatch.setattr(Idler, "idle", fail_once_it_is_busy)
     with pytest.raises(ExceptionGroup):
         await worker_of("plain", body, concurrency=1, prefetch=4).run_async()
     go.set()
@@ -227,11 +228,11 @@ async def test_a_handler_that_is_left(session: Session, engine_of: EngineOf, mon
         finally:
             ended.append("cancelled")
 
-    async def fail_once_it_is_busy(_: Run) -> None:
+    async def fail_once_it_is_busy(_: Idler) -> None:
         await begun.wait()
         raise ZeroDivisionError
 
-    monkeypatch.setattr(Run, "idle", fail_once_it_is_busy)
+    monkeypatch.setattr(Idler, "idle", fail_once_it_is_busy)
     with pytest.raises(ExceptionGroup):
         await app.run_async()
     await to_thread.run_sync(wait_until, lambda: ended)

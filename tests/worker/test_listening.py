@@ -97,15 +97,17 @@ class TestRaces:
                 armed.clear()
                 with Session(engine) as other:
                     put(other, "acme")
-                wait_until(lambda: not inside().listener._wanted)
+                wait_until(lambda: not inside().idler.listener._wanted)
 
         def enqueue_meanwhile(_: Any, __: Any, statement: str, *___: Any) -> None:
             if "queue_unlisten" in statement and not taken_back.is_set():
                 taken_back.set()
                 with Session(engine) as other:
                     wait_for_endings(other, 2)
-                    wait_until(lambda: inside().waiting and not inside().jobs and not inside().news._event.is_set())
-                    wait_until(lambda: inside().listener._wanted)  # again
+                    wait_until(
+                        lambda: inside().idler.waiting and not inside().jobs and not inside().news._event.is_set()
+                    )
+                    wait_until(lambda: inside().idler.listener._wanted)  # again
                     if slow:
                         looks, until = len(sent), time.monotonic() + 1
                         wait_until(lambda: len(sent) > looks + 3 or time.monotonic() > until)
@@ -165,7 +167,7 @@ class TestRaces:
                 with Session(engine) as other:
                     put(other, "acme")
                 looked.set()
-                wait_until(lambda: inside().listener._asked)
+                wait_until(lambda: inside().idler.listener._asked)
 
         event.listen(app.engine, "before_cursor_execute", ask_late)
         event.listen(app.engine, "after_cursor_execute", enqueue_after_the_look)
@@ -173,7 +175,7 @@ class TestRaces:
             wait_until_it_waits(app)
             monkeypatch.setattr(listening, "PROBE_TIMEOUT", 0.01)
             armed.set()
-            inside().threads.call_soon(inside().listener.cease)
+            inside().threads.call_soon(inside().idler.listener.cease)
             inside().threads.call_soon(inside().news.set)
             wait_for_endings(session, 1)
 

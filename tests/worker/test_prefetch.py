@@ -207,7 +207,7 @@ def test_nothing_more_is_there(session: Session, worker_of: WorkerOf, monkeypatc
         ends[second].set()
         wait_until(lambda: len(run.reporter.unreported) == 2)
         looked.set()
-        wait_until(lambda: run.waiting)
+        wait_until(lambda: run.idler.waiting)
         for _ in range(10):  # what the event loop had to do is done
             turned = threading.Event()
             run.threads.call_soon(turned.set)
@@ -341,7 +341,7 @@ def test_without_a_backlog(session: Session, worker_of: WorkerOf, monkeypatch: p
         run = app._run
         assert run is not None
         wait_until(lambda: run.full)
-        assert (run.pace.prefetch, run.waiting) == (0, False)
+        assert (run.pace.prefetch, run.idler.waiting) == (0, False)
         put(session, "acme")
         assert len(lease_of(session, 2)) == 1
         assert len(told) == 2

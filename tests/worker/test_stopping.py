@@ -242,7 +242,7 @@ class TestEmbedding:
         """For something to do: it ends, and doesn't look once more before, however long that takes."""
         app = worker_of("plain", lambda *_: None, notify=notify, poll=RARELY, grace=RARELY)
         async with asyncio.timeout(30), app:
-            await anyio.to_thread.run_sync(wait_until, lambda: app._run is not None and app._run.waiting)
+            await anyio.to_thread.run_sync(wait_until, lambda: app._run is not None and app._run.idler.waiting)
 
     @pytest.mark.parametrize("how", ["once", "twice", "by a scope"])
     async def test_cancelled(self, how: str, session: Session, engine_of: EngineOf) -> None:
@@ -462,9 +462,9 @@ def test_a_server_that_hangs(
             waits.start()
             run = app._run
             assert run is not None
-            assert run.listener is not None
-            run.threads.call_soon(run.listener.cease)
-            wait_until(lambda: taken_back and (asked or not run.waiting))  # it looks, or asks when to look
+            assert run.idler.listener is not None
+            run.threads.call_soon(run.idler.listener.cease)
+            wait_until(lambda: taken_back and (asked or not run.idler.waiting))  # it looks, or asks when to look
         assert stopped, "it has waited for the server"
     finally:
         waits.cancel()

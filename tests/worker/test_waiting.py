@@ -311,10 +311,10 @@ def test_requests_are_throttled(
         run: Any = app._run
         if "queue_listen" in statement:
             asked.append(time.monotonic())
-        elif "message_dequeue" in statement and run.listener.listens and len(asked) < messages:
+        elif "message_dequeue" in statement and run.idler.listener.listens and len(asked) < messages:
             with Session(engine) as other:
                 put(other, "acme")
-            wait_until(lambda: not run.listener.listens)
+            wait_until(lambda: not run.idler.listener.listens)
 
     event.listen(app.engine, "before_cursor_execute", note)
     with app:

@@ -162,10 +162,10 @@ def wait_until_it_waits(app: fq.Worker) -> None:
 
     def waits() -> bool:
         run = app._run
-        if run is None or not run.waiting or run.listener is None:
+        if run is None or not run.idler.waiting or (listener := run.idler.listener) is None:
             return False
         # Neither is it about to look once more, as it has just been granted what it asked for, or as it has been told.
-        return run.listener.listens and not run.listener._awaited and not run.news._event.is_set()
+        return listener.listens and not listener._awaited and not run.news._event.is_set()
 
     wait_until(waits)
 

@@ -480,7 +480,8 @@ CREATE TABLE rotation (
     news_open        xid8[]           NOT NULL,
     urgent_from      xid8             NOT NULL,
     urgent_open      xid8[]           NOT NULL,
-    -- No lease ends, and no waiting lane is due, before these; but for leases that ran out while somebody held them.
+    -- No lease ends, and no waiting lane is due, before these; but for leases that ran out while somebody held them. A
+    -- due_floor of 0 has the next dequeue come at once, as the last one left something to go through (queue_due).
     lease_floor      timestamptz      NOT NULL,
     due_floor        bigint           NOT NULL,
     -- Idle lanes below this tag have been removed.
@@ -2459,9 +2460,6 @@ BEGIN
     ), signals AS MATERIALIZED (
         SELECT s.*, s.message_id IS NULL AND s.counted IS NULL AS is_policy
         FROM signal s WHERE v_queue IS NULL OR s.queue = v_queue
-        UNION ALL
-        -- Lanes that are still to be derived anew are as good as told of.
-        SELECT r.queue, NULL, NULL, NULL, NULL, true, r.urgent_from, true FROM rotations r WHERE r.rebuilt IS NOT NULL
     ), news AS MATERIALIZED (
         SELECT s.queue, s.channel, bool_or(s.is_policy) AS policy, bool_or(s.urgent) AS urgent
         FROM signals s
@@ -2469,14 +2467,17 @@ BEGIN
     ), lanes AS MATERIALIZED (
         SELECT l.*, t.at, lane_due(t.at, l.head_at, l.paused_until, l.max_concurrency, l.running, l.release_interval, l.burst,
             l.released_at) AS new_due,
-            q.queue IS NOT NULL OR coalesce(n.policy, false) AS has_policy_news,
-            q.queue IS NOT NULL OR coalesce(n.urgent, false) AS has_urgent_news
+            q.queue IS NOT NULL OR coalesce(n.policy, false) OR t.is_behind AS has_policy_news,
+            q.queue IS NOT NULL OR coalesce(n.urgent, false) OR t.is_behind AS has_urgent_news
         FROM lane l
         LEFT JOIN news n ON n.queue = l.queue AND n.channel = l.channel
         LEFT JOIN news q ON q.queue = l.queue AND q.channel IS NULL
-        LEFT JOIN (SELECT r.queue, max(r.clock) AS clock FROM rotations r GROUP BY r.queue) r ON r.queue = l.queue
-        -- A clock that was set back is for the next dequeue to see to.
-        CROSS JOIN LATERAL (SELECT greatest(v_now, r.clock) AS at) t
+        LEFT JOIN (
+            SELECT r.queue, max(r.clock) AS clock, max(r.rebuilt) AS rebuilt FROM rotations r GROUP BY r.queue) r
+            ON r.queue = l.queue
+        -- A clock that was set back is for the next dequeue to see to; lanes that are still to be derived anew, too.
+        CROSS JOIN LATERAL (
+            SELECT greatest(v_now, r.clock) AS at, coalesce(l.channel > r.rebuilt, false) AS is_behind) t
         WHERE v_queue IS NULL OR l.queue = v_queue
     ), planned AS MATERIALIZED (
         SELECT p.queue, e.id, e.tag, e.since, e.channel, p.place + e.nth - 1 AS place,
@@ -2531,6 +2532,7 @@ BEGIN
             SELECT FROM lanes l WHERE l.queue = w.queue AND l.channel = w.channel AND l.due IS NOT NULL
                 AND (l.head_at, l.head_id) <= (w.dequeue_at, w.id))
         AND NOT EXISTS (SELECT FROM planned p WHERE p.queue = w.queue AND p.id = w.id AND NOT p.is_taken)
+        AND NOT EXISTS (SELECT FROM rotations r WHERE r.queue = w.queue AND w.channel > r.rebuilt)
         -- Two questions: as one, with OR, each channel would be compared with each signal.
         AND NOT EXISTS (SELECT FROM signals s WHERE s.queue = w.queue AND s.channel IS NULL)
         AND NOT EXISTS (
@@ -2595,6 +2597,7 @@ BEGIN
     LEFT JOIN queue q ON q.name = e.queue
     WHERE e.counted IS NOT NULL AND coalesce(c.max_concurrency, q.channel_max_concurrency) IS NOT NULL
         AND NOT EXISTS (SELECT FROM lanes l WHERE l.queue = e.queue AND l.channel = e.channel)
+        AND NOT EXISTS (SELECT FROM rotations r WHERE r.queue = e.queue AND e.channel > r.rebuilt)
         AND NOT EXISTS (SELECT FROM news n
             WHERE n.queue = e.queue AND n.policy AND coalesce(n.channel, e.channel) = e.channel)
     GROUP BY e.queue, e.channel
@@ -2717,8 +2720,8 @@ REVOKE EXECUTE ON FUNCTION queue_check FROM PUBLIC;
 -- that is known of.
 --
 -- Called by workers that have found nothing more to serve, before they wait. An estimate, never too late for what the
--- last dequeue knew of; less than 0 where none has looked since, or where that one has left something to go through.
--- Reads only, and takes no lock.
+-- last dequeue knew of: 0 where that time has come, and less where that dequeue has left something to go through
+-- (due_floor 0). Reads only, and takes no lock.
 CREATE FUNCTION queue_due(queue text DEFAULT 'default') RETURNS double precision
 LANGUAGE plpgsql STABLE SECURITY DEFINER
 SET search_path FROM CURRENT
@@ -2731,8 +2734,9 @@ DECLARE
     v_now CONSTANT bigint := unix_ms(clock());
 BEGIN
     RETURN (
-        SELECT (nullif(CASE WHEN t.paused_until > v_now THEN t.paused_until ELSE t.due_floor END, 9223372036854775807)
-            - v_now) / 1000.0
+        SELECT CASE WHEN t.due_floor = 0 THEN -1
+            WHEN greatest(t.due_floor, t.paused_until) < 9223372036854775807
+            THEN (greatest(v_now, t.due_floor, t.paused_until) - v_now) / 1000.0 END
         FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1);
 END
 $$;
@@ -3830,9 +3834,11 @@ $$;
 -- decides afterwards. The longer one has been held, the later that call is, by a sixteenth of that time, 10 minutes at
 -- most.
 --
--- Returns when the next lease ends, or is to be looked at again, and whether leases that ran out may be left.
+-- Returns when the next lease ends, or is to be looked at again; the first one before that which ran out while somebody
+-- held it; and whether leases that ran out may be left.
 CREATE FUNCTION scheduler_reclaim(
-    queue text, clock timestamptz, INOUT lease_floor timestamptz, max_messages integer, OUT more boolean
+    queue text, clock timestamptz, INOUT lease_floor timestamptz, max_messages integer,
+    OUT held_from timestamptz, OUT more boolean
 )
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -3909,6 +3915,7 @@ BEGIN
         ORDER BY m.leased_until LIMIT 1);
     IF more THEN
         lease_floor := least(v_left, r.held_at);
+        held_from := r.held_from;
         RETURN;
     ELSIF v_left <= clock THEN
         r.held_from := least(r.held_from, v_left);
@@ -3927,6 +3934,7 @@ BEGIN
     WHERE t.queue = v_queue AND t.era = r.era
         AND (t.held_from, t.held_since, t.held_at) <> (r.held_from, r.held_since, r.held_at);
     lease_floor := least(v_left, r.held_at);
+    held_from := r.held_from;
 END
 $$;
 
@@ -4003,7 +4011,8 @@ BEGIN
             SELECT l.channel, NULL, false, true FROM leases l
             UNION ALL
             SELECT m.channel, NULL, false, true FROM message m
-            WHERE v_counted_from IS NOT NULL AND m.queue = v_queue AND m.leased_until IS NOT NULL
+            WHERE v_counted_from IS NOT NULL AND (SELECT count(*) FROM named) > 0
+                AND m.queue = v_queue AND m.leased_until IS NOT NULL
                 AND m.counted >= v_counted_from AND (m.channel IN (SELECT n.channel FROM named n)) IS TRUE
             UNION ALL
             SELECT s.channel, NULL, false, true FROM signal s
@@ -4154,7 +4163,7 @@ BEGIN
         END IF;
         EXIT WHEN v_is_left;
         IF v_reclaim THEN
-            SELECT c.lease_floor, c.more INTO r.lease_floor, v_reclaim
+            SELECT c.lease_floor, c.held_from, c.more INTO r.lease_floor, r.held_from, v_reclaim
             FROM scheduler_reclaim(v_queue, v_clock, r.lease_floor, v_news) c;
             v_has_urgent := true;
             v_written := false;
@@ -4189,10 +4198,7 @@ BEGIN
             INTO r.rebuilt, r.activations, r.due_floor, v_uncounted
             FROM scheduler_rebuild(v_queue, r.turn, r.vtime, v_now,
                 CASE WHEN r.max_concurrency IS NOT NULL THEN r.counted_from END,
-                -- As scheduler_reclaim has just written it.
-                least(r.lease_floor, (
-                    SELECT t.held_from FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1)),
-                5000, false, r.rebuilt, r.activations) b;
+                least(r.lease_floor, r.held_from), 5000, false, r.rebuilt, r.activations) b;
             v_written := false;
             v_is_left := r.rebuilt IS NOT NULL;
             EXIT WHEN v_is_left;
@@ -4250,6 +4256,11 @@ BEGIN
 
         CONTINUE WHEN v_has_urgent AND r.running >= r.max_concurrency;  -- more leases may have ended
         v_want := least(v_want, r.max_concurrency - r.running);
+        IF r.paused_until > v_now AND r.paused_until < r.due_floor THEN
+            -- Who asks queue_due after the end of the pause, before anybody has been here, has to hear of it.
+            r.due_floor := r.paused_until;
+            v_written := false;
+        END IF;
         EXIT WHEN v_want <= 0 OR r.paused_until > v_now;
         -- While as much is planned as the next ones will want, they take it side by side. A batch that gives its lanes
         -- much at once gains nothing from a plan; nor, of the heads of lanes, does one of more than a few messages, unless
@@ -4375,7 +4386,7 @@ BEGIN
     END IF;
     IF v_is_left THEN
         -- Nobody is notified of it: who asks queue_due is told to come at once.
-        r.due_floor := least(r.due_floor, v_now);
+        r.due_floor := 0;
         v_written := false;
     END IF;
     IF NOT (v_written OR v_turned) THEN

@@ -24,7 +24,8 @@ CREATE TABLE rotation (
     news_open        xid8[]           NOT NULL,
     urgent_from      xid8             NOT NULL,
     urgent_open      xid8[]           NOT NULL,
-    -- No lease ends, and no waiting lane is due, before these; but for leases that ran out while somebody held them.
+    -- No lease ends, and no waiting lane is due, before these; but for leases that ran out while somebody held them. A
+    -- due_floor of 0 has the next dequeue come at once, as the last one left something to go through (queue_due).
     lease_floor      timestamptz      NOT NULL,
     due_floor        bigint           NOT NULL,
     -- Idle lanes below this tag have been removed.

@@ -26,9 +26,6 @@ BEGIN
     ), signals AS MATERIALIZED (
         SELECT s.*, s.message_id IS NULL AND s.counted IS NULL AS is_policy
         FROM signal s WHERE v_queue IS NULL OR s.queue = v_queue
-        UNION ALL
-        -- Lanes that are still to be derived anew are as good as told of.
-        SELECT r.queue, NULL, NULL, NULL, NULL, true, r.urgent_from, true FROM rotations r WHERE r.rebuilt IS NOT NULL
     ), news AS MATERIALIZED (
         SELECT s.queue, s.channel, bool_or(s.is_policy) AS policy, bool_or(s.urgent) AS urgent
         FROM signals s
@@ -36,14 +33,17 @@ BEGIN
     ), lanes AS MATERIALIZED (
         SELECT l.*, t.at, lane_due(t.at, l.head_at, l.paused_until, l.max_concurrency, l.running, l.release_interval, l.burst,
             l.released_at) AS new_due,
-            q.queue IS NOT NULL OR coalesce(n.policy, false) AS has_policy_news,
-            q.queue IS NOT NULL OR coalesce(n.urgent, false) AS has_urgent_news
+            q.queue IS NOT NULL OR coalesce(n.policy, false) OR t.is_behind AS has_policy_news,
+            q.queue IS NOT NULL OR coalesce(n.urgent, false) OR t.is_behind AS has_urgent_news
         FROM lane l
         LEFT JOIN news n ON n.queue = l.queue AND n.channel = l.channel
         LEFT JOIN news q ON q.queue = l.queue AND q.channel IS NULL
-        LEFT JOIN (SELECT r.queue, max(r.clock) AS clock FROM rotations r GROUP BY r.queue) r ON r.queue = l.queue
-        -- A clock that was set back is for the next dequeue to see to.
-        CROSS JOIN LATERAL (SELECT greatest(v_now, r.clock) AS at) t
+        LEFT JOIN (
+            SELECT r.queue, max(r.clock) AS clock, max(r.rebuilt) AS rebuilt FROM rotations r GROUP BY r.queue) r
+            ON r.queue = l.queue
+        -- A clock that was set back is for the next dequeue to see to; lanes that are still to be derived anew, too.
+        CROSS JOIN LATERAL (
+            SELECT greatest(v_now, r.clock) AS at, coalesce(l.channel > r.rebuilt, false) AS is_behind) t
         WHERE v_queue IS NULL OR l.queue = v_queue
     ), planned AS MATERIALIZED (
         SELECT p.queue, e.id, e.tag, e.since, e.channel, p.place + e.nth - 1 AS place,
@@ -98,6 +98,7 @@ BEGIN
             SELECT FROM lanes l WHERE l.queue = w.queue AND l.channel = w.channel AND l.due IS NOT NULL
                 AND (l.head_at, l.head_id) <= (w.dequeue_at, w.id))
         AND NOT EXISTS (SELECT FROM planned p WHERE p.queue = w.queue AND p.id = w.id AND NOT p.is_taken)
+        AND NOT EXISTS (SELECT FROM rotations r WHERE r.queue = w.queue AND w.channel > r.rebuilt)
         -- Two questions: as one, with OR, each channel would be compared with each signal.
         AND NOT EXISTS (SELECT FROM signals s WHERE s.queue = w.queue AND s.channel IS NULL)
         AND NOT EXISTS (
@@ -162,6 +163,7 @@ BEGIN
     LEFT JOIN queue q ON q.name = e.queue
     WHERE e.counted IS NOT NULL AND coalesce(c.max_concurrency, q.channel_max_concurrency) IS NOT NULL
         AND NOT EXISTS (SELECT FROM lanes l WHERE l.queue = e.queue AND l.channel = e.channel)
+        AND NOT EXISTS (SELECT FROM rotations r WHERE r.queue = e.queue AND e.channel > r.rebuilt)
         AND NOT EXISTS (SELECT FROM news n
             WHERE n.queue = e.queue AND n.policy AND coalesce(n.channel, e.channel) = e.channel)
     GROUP BY e.queue, e.channel

@@ -3,8 +3,8 @@
 -- that is known of.
 --
 -- Called by workers that have found nothing more to serve, before they wait. An estimate, never too late for what the
--- last dequeue knew of; less than 0 where none has looked since, or where that one has left something to go through.
--- Reads only, and takes no lock.
+-- last dequeue knew of: 0 where that time has come, and less where that dequeue has left something to go through
+-- (due_floor 0). Reads only, and takes no lock.
 CREATE FUNCTION queue_due(queue text DEFAULT 'default') RETURNS double precision
 LANGUAGE plpgsql STABLE SECURITY DEFINER
 SET search_path FROM CURRENT
@@ -17,8 +17,9 @@ DECLARE
     v_now CONSTANT bigint := unix_ms(clock());
 BEGIN
     RETURN (
-        SELECT (nullif(CASE WHEN t.paused_until > v_now THEN t.paused_until ELSE t.due_floor END, 9223372036854775807)
-            - v_now) / 1000.0
+        SELECT CASE WHEN t.due_floor = 0 THEN -1
+            WHEN greatest(t.due_floor, t.paused_until) < 9223372036854775807
+            THEN (greatest(v_now, t.due_floor, t.paused_until) - v_now) / 1000.0 END
         FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1);
 END
 $$;

@@ -10,9 +10,11 @@
 -- decides afterwards. The longer one has been held, the later that call is, by a sixteenth of that time, 10 minutes at
 -- most.
 --
--- Returns when the next lease ends, or is to be looked at again, and whether leases that ran out may be left.
+-- Returns when the next lease ends, or is to be looked at again; the first one before that which ran out while somebody
+-- held it; and whether leases that ran out may be left.
 CREATE FUNCTION scheduler_reclaim(
-    queue text, clock timestamptz, INOUT lease_floor timestamptz, max_messages integer, OUT more boolean
+    queue text, clock timestamptz, INOUT lease_floor timestamptz, max_messages integer,
+    OUT held_from timestamptz, OUT more boolean
 )
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -89,6 +91,7 @@ BEGIN
         ORDER BY m.leased_until LIMIT 1);
     IF more THEN
         lease_floor := least(v_left, r.held_at);
+        held_from := r.held_from;
         RETURN;
     ELSIF v_left <= clock THEN
         r.held_from := least(r.held_from, v_left);
@@ -107,5 +110,6 @@ BEGIN
     WHERE t.queue = v_queue AND t.era = r.era
         AND (t.held_from, t.held_since, t.held_at) <> (r.held_from, r.held_since, r.held_at);
     lease_floor := least(v_left, r.held_at);
+    held_from := r.held_from;
 END
 $$;

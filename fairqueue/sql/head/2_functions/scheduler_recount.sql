@@ -71,7 +71,8 @@ BEGIN
             SELECT l.channel, NULL, false, true FROM leases l
             UNION ALL
             SELECT m.channel, NULL, false, true FROM message m
-            WHERE v_counted_from IS NOT NULL AND m.queue = v_queue AND m.leased_until IS NOT NULL
+            WHERE v_counted_from IS NOT NULL AND (SELECT count(*) FROM named) > 0
+                AND m.queue = v_queue AND m.leased_until IS NOT NULL
                 AND m.counted >= v_counted_from AND (m.channel IN (SELECT n.channel FROM named n)) IS TRUE
             UNION ALL
             SELECT s.channel, NULL, false, true FROM signal s

@@ -134,7 +134,7 @@ BEGIN
         END IF;
         EXIT WHEN v_is_left;
         IF v_reclaim THEN
-            SELECT c.lease_floor, c.more INTO r.lease_floor, v_reclaim
+            SELECT c.lease_floor, c.held_from, c.more INTO r.lease_floor, r.held_from, v_reclaim
             FROM scheduler_reclaim(v_queue, v_clock, r.lease_floor, v_news) c;
             v_has_urgent := true;
             v_written := false;
@@ -169,10 +169,7 @@ BEGIN
             INTO r.rebuilt, r.activations, r.due_floor, v_uncounted
             FROM scheduler_rebuild(v_queue, r.turn, r.vtime, v_now,
                 CASE WHEN r.max_concurrency IS NOT NULL THEN r.counted_from END,
-                -- As scheduler_reclaim has just written it.
-                least(r.lease_floor, (
-                    SELECT t.held_from FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1)),
-                5000, false, r.rebuilt, r.activations) b;
+                least(r.lease_floor, r.held_from), 5000, false, r.rebuilt, r.activations) b;
             v_written := false;
             v_is_left := r.rebuilt IS NOT NULL;
             EXIT WHEN v_is_left;
@@ -230,6 +227,11 @@ BEGIN
 
         CONTINUE WHEN v_has_urgent AND r.running >= r.max_concurrency;  -- more leases may have ended
         v_want := least(v_want, r.max_concurrency - r.running);
+        IF r.paused_until > v_now AND r.paused_until < r.due_floor THEN
+            -- Who asks queue_due after the end of the pause, before anybody has been here, has to hear of it.
+            r.due_floor := r.paused_until;
+            v_written := false;
+        END IF;
         EXIT WHEN v_want <= 0 OR r.paused_until > v_now;
         -- While as much is planned as the next ones will want, they take it side by side. A batch that gives its lanes
         -- much at once gains nothing from a plan; nor, of the heads of lanes, does one of more than a few messages, unless
@@ -355,7 +357,7 @@ BEGIN
     END IF;
     IF v_is_left THEN
         -- Nobody is notified of it: who asks queue_due is told to come at once.
-        r.due_floor := least(r.due_floor, v_now);
+        r.due_floor := 0;
         v_written := false;
     END IF;
     IF NOT (v_written OR v_turned) THEN
