@@ -23,7 +23,7 @@ from enum import StrEnum
 from typing import Any, Generic, TypeGuard
 from typing import cast as cast_type
 
-from sqlalchemy import ARRAY, BigInteger, Integer, cast, inspect
+from sqlalchemy import ARRAY, BigInteger, Integer, Row, cast, inspect
 from sqlalchemy.orm import InstanceState
 from typing_extensions import TypeVar
 
@@ -141,7 +141,7 @@ def message_ids(messages: Messages) -> list[int]:
 
 def listed(given: object) -> list[object]:
     """What a call is about, which takes one lease, or whatever else, or any number."""
-    if not isinstance(given, Iterable) or (isinstance(given, tuple) and any(map(is_whole, given))):
+    if not isinstance(given, Iterable) or (isinstance(given, tuple | Row) and any(map(is_whole, given))):
         return [given]
     return [*given]
 

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -20,7 +19,8 @@ from fairqueue import embedded
 #: A part that dies within so many seconds has failed to start; so often in a row, and everything ends.
 SECONDS, FAILURES = 5, 5
 
-stopping = threading.Event()
+#: Not an Event: a second signal, in the middle of its set(), would wait for the lock that the first one has.
+stopping: list[int] = []
 
 
 class Part:
@@ -74,7 +74,7 @@ def main() -> None:
         parser.error(f"--web and --api are both {options.web}: name another one, or none to get a free one")
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the last as the terminal is closed
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
-            signal.signal(number, lambda *_: stopping.set())
+            signal.signal(number, lambda number, _: stopping.append(number))
     with embedded.database_url() as url:  # FAIRQUEUE_DSN, or a server of our own that goes with us
         os.environ["DATABASE_URL"] = url
         alembic.command.upgrade(alembic.config.Config(Path(__file__).with_name("alembic.ini")), "head")
@@ -91,7 +91,7 @@ def run(url: str, web: int, api: int, workers: int) -> None:
         for part in parts:
             part.start()
         watch(parts, until_open=[web, api])
-        if not stopping.is_set():
+        if not stopping:
             hello = HELLO.format(
                 web=f"http://127.0.0.1:{web}",
                 api=f"http://127.0.0.1:{api}",
@@ -111,9 +111,10 @@ def run(url: str, web: int, api: int, workers: int) -> None:
 
 def watch(parts: list[Part], until_open: list[int] | None = None) -> None:
     """Keep the parts running until we are to stop, or until the ports are open."""
-    while not stopping.wait(0.2) and not (until_open and all(map(is_open, until_open))):
+    while not stopping and not (until_open and all(map(is_open, until_open))):
         for part in parts:
             part.look(failures=1 if until_open else FAILURES)
+        time.sleep(0.2)
 
 
 def free_port() -> int:

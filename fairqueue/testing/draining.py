@@ -220,9 +220,8 @@ def _session(bind: Engine | Connection, make: Callable[..., Session] = Session) 
 
 
 def _binding(make: Callable[..., object], bind: object) -> dict[str, Any]:
-    """What has sessions work there, also where those of the application have a bind of their own for messages."""
-    binds = {**(getattr(make, "kw", {}).get("binds") or {}), Message: bind}
-    return {"bind": bind, "binds": binds, "join_transaction_mode": "create_savepoint"}
+    """What has sessions work there, and there alone, whatever else those of the application are bound to."""
+    return {"bind": bind, "binds": {}, "join_transaction_mode": "create_savepoint"}
 
 
 def _draining(given: Worker | Callable[..., Any], queue: str | None, raises: bool, limit: int) -> _Draining:

@@ -88,7 +88,7 @@ class Handler:
             if not self.takes_session:
                 return Handled(_decision(self.function(message)))
             assert sessions is not None
-            with sessions() as session:
+            with _opened_here(sessions) as session:
                 try:
                     with self.watching(session):
                         decision = _decision(self.function(message, session))
@@ -207,6 +207,16 @@ def settle(session: Session, message: LeasedMessage[Any], decision: Decision) ->
     else:
         session.rollback()
     return Handled(decision, outcome)
+
+
+@contextmanager
+def _opened_here(sessions: Callable[[], Session]) -> Iterator[Session]:
+    try:
+        with sessions() as session:
+            yield session
+    finally:
+        if (remove := getattr(sessions, "remove", None)) is not None:
+            remove()  # a scoped_session would keep it, and what the handler set of it, for the scope's next message
 
 
 @asynccontextmanager

@@ -216,6 +216,10 @@ class TestFence:
         session.commit()
         assert pairs(lease(engine)) == [(1, 2)]
         assert results(session, fq.cancel((3, 1))) == [(3, "stale")]
+        one = session.execute(text("VALUES (3, 1)")).one()
+        assert results(session, fq.cancel(one if pair == "row" else pair(one) if pair is tuple else [one])) == [
+            (3, "stale")
+        ]
         rows = session.execute(text("VALUES (1, 1), (2, 1)")).all()
         given: Any = rows if pair == "row" else [pair(row) for row in rows]
         assert results(session, fq.cancel(given)) == [(1, "stale"), (2, "cancelled")]

@@ -220,11 +220,12 @@ class TestHow:
     async def test_sessions_of_the_worker(self, engine: Engine, async_engine: AsyncEngine, session: Session) -> None:
         """Made as the application makes them, but here: what it is bound to may be anywhere."""
         nowhere = create_engine("postgresql+psycopg://nobody@127.0.0.1:1/nothing")
+        Base.metadata.create_all(engine)
 
         class Special(Session):
             pass
 
-        binds = {fq.Message: nowhere}
+        binds = {fq.Message: nowhere, Base: nowhere}
         factory = sessionmaker(nowhere, class_=Special, binds=binds, info={"of": "the application"})
         worker = Worker(nowhere, session=factory)
         seen: list[Any] = []
@@ -232,12 +233,14 @@ class TestHow:
         @worker.handler
         def look(message: Lease, session: Session) -> None:
             seen.append((isinstance(session, Special), session.info, session.scalar(text("SELECT current_database()"))))
+            once(message, session)
 
         for where in (session, engine):
-            put(session, "acme")
+            put(session, "acme", payload={"page": len(seen)})
             assert len(drain(where, worker)) == 1
             session.commit()
         assert seen == [(True, {"of": "the application"}, engine.url.database)] * 2
+        assert pages(engine) == [0, 1]
 
         elsewhere = create_async_engine(nowhere.url)
 

@@ -93,6 +93,23 @@ async def test_those_of_a_scope() -> None:
     assert scoped.registry.registry == {}
 
 
+def test_those_of_a_scope_in_threads() -> None:
+    """Nor does one by messages."""
+    current = 0
+    scoped = scoped_session(sessionmaker(), scopefunc=lambda: current)
+    kept: list[int] = []
+
+    def work(_: Any, session: Session) -> None:
+        assert scoped() is session
+        kept.append(len(scoped.registry.registry))
+        raise fq.Retry
+
+    for current in range(3):
+        assert type(Handler(work).run(message(current), scoped).decision) is fq.Retry
+    assert kept == [1, 1, 1]
+    assert scoped.registry.registry == {}
+
+
 @pytest.mark.parametrize(
     ("parameter", "factory"),
     [
