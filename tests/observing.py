@@ -6,7 +6,9 @@ import psycopg
 
 from tests.fixtures.connections import Raw
 
-RELATIONS = ("channel", "history", "lane", "message", "plan", "queue", "rotation", "signal", "taken")
+#: For how many messages of the plan there have been tickets since the last turn.
+DRAWN = "SELECT coalesce(pg_sequence_last_value(tickets) - ticket_base, 0) FROM fairqueue.rotation"
+RELATIONS = ("channel", "history", "lane", "message", "missed", "plan", "queue", "rotation", "signal")
 
 
 def observer(raw: Raw, database_url: str) -> psycopg.Connection:

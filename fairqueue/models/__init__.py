@@ -37,7 +37,7 @@ from .loading import dropped, feed, load, stage
 from .messages import Message, TypedMessage
 from .outcomes import DeadMessage, History
 from .policies import Channel, Queue
-from .scheduler import lane, plan, rotation, signal, taken
+from .scheduler import lane, missed, plan, rotation, signal, tickets
 
 __all__ = [
     "XID8",
@@ -53,9 +53,10 @@ __all__ = [
     "in_schema",
     "lane",
     "load",
+    "missed",
     "plan",
     "rotation",
     "signal",
     "stage",
-    "taken",
+    "tickets",
 ]

@@ -2,11 +2,11 @@
 
 from sqlalchemy import BigInteger, Boolean, Column, DateTime, Double, Index, Integer, PrimaryKeyConstraint, Table, Text
 from sqlalchemy import text as sql
-from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.dialects.postgresql import ARRAY, REGCLASS
 
 from .base import TID, XID8, Base
 
-__all__ = ["lane", "plan", "rotation", "signal", "taken"]
+__all__ = ["lane", "missed", "plan", "rotation", "signal", "tickets"]
 
 signal = Table(
     "signal",
@@ -82,6 +82,8 @@ rotation = Table(
     Column("held_at", DateTime(timezone=True), nullable=False, server_default=sql("'infinity'")),
     Column("arrival_tag", BigInteger, nullable=False, server_default=sql("0")),
     Column("rebuilt", Text),
+    Column("tickets", REGCLASS),
+    Column("ticket_base", BigInteger, nullable=False, server_default=sql("0")),
     PrimaryKeyConstraint("queue", "era", name="rotation_pkey"),
 )
 
@@ -98,13 +100,19 @@ plan = Table(
     PrimaryKeyConstraint("queue", "place", name="plan_pkey"),
 )
 
-taken = Table(
-    "taken",
+missed = Table(
+    "missed",
     Base.metadata,
     Column("queue", Text, nullable=False),
     Column("turn", BigInteger, nullable=False, autoincrement=False),
     Column("place", BigInteger, nullable=False, autoincrement=False),
-    Column("upto", BigInteger, nullable=False),
-    Column("ids", ARRAY(BigInteger), nullable=False),
-    PrimaryKeyConstraint("queue", "turn", "place", name="taken_pkey"),
+    PrimaryKeyConstraint("queue", "turn", "place", name="missed_pkey"),
+)
+
+tickets = Table(
+    "tickets",
+    Base.metadata,
+    Column("number", Integer, nullable=False, autoincrement=False),
+    Column("queue", Text, nullable=False),
+    PrimaryKeyConstraint("number", name="tickets_pkey"),
 )

@@ -141,7 +141,8 @@ def test_rights(granted: Roles, engine: Engine) -> None:
         "rotation",
         "signal",
         "stage",
-        "taken",
+        "missed",
+        "tickets",
     }
     reads = {(table, "SELECT") for table in tables}
     assert rights("observer") == reads | basic

@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 import fairqueue as fq
 from tests.acts import lease_of, plan_ahead, put, sql
 from tests.invariants import check_invariants
+from tests.observing import DRAWN
 from tests.scheduling.twins import planned
 
 CHANNELS = "abcdef"
@@ -16,8 +17,7 @@ Ids = list[int]
 #: A connection with this name.
 Named = Callable[[str], psycopg.Connection]
 
-#: Keys as they are, but that some wait for whoever has lock 42: "held 42" before it looks whether it is alone (at its
-#: second key, as the first is that of its share), and "first 42" before it looks whether it is the first,
+#: Keys as they are, but that some wait for whoever has lock 42: "first 42" before it looks whether it is the first,
 #: "plans 42" before it plans.
 GATE = """
 CREATE OR REPLACE FUNCTION fairqueue.queue_key(queue text, part integer DEFAULT 0) RETURNS bigint
@@ -25,10 +25,7 @@ LANGUAGE plpgsql AS $$
 DECLARE
     v_name CONSTANT text := current_setting('application_name');
 BEGIN
-    IF v_name LIKE 'held %' THEN
-        PERFORM set_config('application_name', replace(v_name, 'held', 'next time'), true);
-    ELSIF v_name LIKE 'next time %' OR v_name LIKE 'first %' AND part = 1 OR v_name LIKE 'plans %' AND part = 2
-    THEN
+    IF v_name LIKE 'first %' AND part = 1 OR v_name LIKE 'plans %' AND part = 2 THEN
         PERFORM pg_advisory_xact_lock_shared(regexp_replace(v_name, '\\D', '', 'g')::bigint);
     END IF;
     RETURN hashtextextended(queue, hashtextextended('fairqueue', 720720 + part));
@@ -65,6 +62,18 @@ def plan_once(session: Session) -> Ids:
     plan(session, 600)
     plan_ahead(session, 0)
     return ids_planned(session)
+
+
+def drawn(session: Session) -> int:
+    """For how many messages of the plan there have been tickets since the last turn."""
+    tickets: int = session.scalars(text(DRAWN)).one()
+    session.commit()
+    return tickets
+
+
+def a_second_later(session: Session) -> None:
+    """The next dequeue takes the turn, and finds what others had drawn and didn't take."""
+    sql(session, "UPDATE fairqueue.rotation SET clock = clock - 1001")
 
 
 def forget_news(session: Session) -> None:

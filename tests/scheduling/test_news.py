@@ -13,7 +13,7 @@ from tests.acts import lease_of, plan_ahead, put, sql
 from tests.fixtures.connections import Raw
 from tests.invariants import check_invariants
 from tests.limiting import limit
-from tests.scheduling.taking import Ids, dequeue, finish
+from tests.scheduling.taking import Ids, dequeue, drawn, finish
 
 pytestmark = pytest.mark.shared_database
 
@@ -40,12 +40,6 @@ def horizons(session: Session) -> tuple[int, int]:
     messages, policies = session.execute(text(query)).one()
     session.commit()
     return messages, policies
-
-
-def taken(session: Session) -> int:
-    batches: int = session.scalars(text("SELECT count(*) FROM fairqueue.taken")).one()
-    session.commit()
-    return batches
 
 
 def news_of_each_kind(session: Session) -> None:
@@ -141,9 +135,9 @@ def test_who_began_after_all_news_is_on_no_list(
 
 def take_what_is_planned(session: Session) -> None:
     """Until those who took from the plan are through, and the turn comes."""
-    while not taken(session):
+    while not drawn(session):
         lease_of(session, 20)
-    while taken(session):
+    while drawn(session):
         lease_of(session, 20)
 
 

@@ -10,19 +10,30 @@ from collections.abc import Callable
 
 import psycopg
 import pytest
-from sqlalchemy import select, text
+from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
 from tests.acts import lease_of, put, sql
 from tests.invariants import check_invariants
-from tests.scheduling.taking import CHANNELS, Ids, cancelled, dequeue, finish, forget_news, plan_once, replaced
+from tests.observing import value
+from tests.scheduling.taking import (
+    CHANNELS,
+    Ids,
+    a_second_later,
+    cancelled,
+    dequeue,
+    finish,
+    forget_news,
+    plan_once,
+    replaced,
+)
 
-pytestmark = pytest.mark.shared_database
+pytestmark = [pytest.mark.usefixtures("clock_that_stands"), pytest.mark.shared_database]
 
 
 def test_a_message_that_is_gone_keeps_nobody(session: Session, order: Ids, workers: list[psycopg.Connection]) -> None:
-    """It is passed over while others are at it. Who is alone takes the turn: what comes next has to be found anew."""
+    """It is passed over while others are at it. Within a second the turn is taken: what comes next is found anew."""
     done = [dequeue(workers[0])]
     assert session.execute(fq.cancel(order[3:5])).all() == [(order[3], "cancelled"), (order[4], "cancelled")]
     session.commit()
@@ -32,6 +43,7 @@ def test_a_message_that_is_gone_keeps_nobody(session: Session, order: Ids, worke
     workers[1].commit()
     turn = "SELECT turn FROM fairqueue.rotation"
     before = session.scalar(text(turn))
+    a_second_later(session)
     done.append(dequeue(workers[2]))
     workers[2].commit()
     session.commit()
@@ -39,73 +51,42 @@ def test_a_message_that_is_gone_keeps_nobody(session: Session, order: Ids, worke
     finish(session, workers, *done)
 
 
-def rows_of_plan(session: Session) -> list[Ids]:
-    return list(session.scalars(text("SELECT ids FROM fairqueue.plan ORDER BY place")))
+def test_who_is_alone_takes_the_turn_at_once(session: Session, order: Ids, workers: list[psycopg.Connection]) -> None:
+    """What comes next in the place of one that is gone is found before anything that is planned after it."""
+    session.execute(fq.cancel(order[2]))
+    session.commit()
+    (channel,) = session.scalars(select(fq.Message.channel).where(fq.Message.id == order[8]))
+    (instead,) = session.scalars(
+        select(func.min(fq.Message.id)).where(fq.Message.channel == channel, fq.Message.id > order[2])
+    )
+    assert instead is not None
+    assert dequeue(workers[0]) == [*order[:2], instead]
+    finish(session, workers, [*order[:2], instead])
 
 
-def test_what_is_between_those_that_are_gone_comes_next(
-    session: Session, order: Ids, workers: list[psycopg.Connection]
-) -> None:
-    """A row of the plan, of which five are gone, is passed over as a whole, while others are at it."""
-    row = rows_of_plan(session)[1]
-    start = order.index(row[0])
-    done = [dequeue(workers[0], start)]
-    session.execute(fq.cancel([row[0], row[6], row[13], row[20], row[-1]]))
+def test_many_that_are_gone_keep_nobody(session: Session, order: Ids, workers: list[psycopg.Connection]) -> None:
+    done = [dequeue(workers[0])]
+    session.execute(fq.cancel(order[4:100]))
     session.commit()
     forget_news(session)
-    done.append(dequeue(workers[1], 5))
-    assert done[1] == order[start + len(row) : start + len(row) + 5]
-    workers[0].commit()
-    workers[1].commit()
-    done.append(dequeue(workers[2], len(row)))
-    assert len({*row} & {*done[2]}) == len(row) - 5
+    done += [dequeue(workers[1], 5), dequeue(workers[2])]
+    assert done[1:] == [[order[3], *order[100:104]], order[104:107]]
     finish(session, workers, *done)
 
 
-def test_what_is_before_one_that_is_gone_comes_next(
-    session: Session, order: Ids, workers: list[psycopg.Connection]
-) -> None:
-    row = rows_of_plan(session)[1]
-    session.execute(fq.cancel(row[-1]))
+def test_only_what_is_gone_was_missed(session: Session, order: Ids, workers: list[psycopg.Connection]) -> None:
+    """And what was there, which somebody gave back, is found as well."""
+    done = [dequeue(workers[0])]
+    session.execute(fq.cancel([order[3], order[5]]))
     session.commit()
     forget_news(session)
-    done = [dequeue(workers[0], order.index(row[1]))]
-    done.append(dequeue(workers[1], 5))
-    assert done[1] == row[1:6]
-    finish(session, workers, *done)
-
-
-def test_what_is_rolled_back_within_a_row_comes_next(
-    session: Session, order: Ids, workers: list[psycopg.Connection]
-) -> None:
-    row = rows_of_plan(session)[1]
-    done = [dequeue(workers[0], order.index(row[4]))]
-    middle = dequeue(workers[1], 8)
-    done.append(dequeue(workers[2], 25))
+    assert dequeue(workers[1]) == [order[4], *order[6:8]]
+    done.append(dequeue(workers[2]))
+    assert done[1] == order[8:11]
+    missed = workers[1].execute("SELECT place FROM fairqueue.missed ORDER BY place").fetchall()
+    place = session.scalars(text("SELECT place FROM fairqueue.rotation")).one()
+    assert [number - place for (number,) in missed] == [4, 6]
     workers[1].rollback()
-    done.append(dequeue(workers[3], 8))
-    assert done[-1] == middle == row[4:12]
-    finish(session, workers, *done)
-
-
-def test_what_was_taken_is_known_from_the_last_who_took(
-    session: Session, order: Ids, workers: list[psycopg.Connection]
-) -> None:
-    """In whatever order they commit: as soon as nothing is missing, who comes looks at none of it again."""
-    taken = text("SELECT place, upto FROM fairqueue.taken ORDER BY place DESC LIMIT 1")
-    done = [dequeue(worker) for worker in workers]
-    for place in (1, 0, 3):
-        workers[place].commit()
-    done.append(dequeue(workers[0]))
-    workers[0].commit()
-    missing = session.execute(taken).one()
-    assert missing.upto < missing.place - 6
-    workers[2].commit()
-    done.append(dequeue(workers[1]))
-    workers[1].commit()
-    known = session.execute(taken).one()
-    assert known.upto == known.place == missing.place + 3
-    assert [id_ for ids in done for id_ in ids] == order[:18]
     finish(session, workers, *done)
 
 
@@ -183,6 +164,7 @@ def taken_past(session: Session, workers: list[psycopg.Connection], lose: Callab
         done.append(dequeue(workers[1]))
         workers[1].commit()
     workers[0].commit()
+    a_second_later(session)
     return done
 
 
@@ -250,7 +232,7 @@ def test_who_comes_then_does_not_though_less_was_taken_past_others_since(
 
 
 @pytest.fixture
-def waiting(session: Session) -> None:
+def waiting(session: Session, clock_that_stands: None) -> None:
     """Channel late, which is there before all others, has messages for later."""
     put(session, "late", 50, delay=3600)
 
@@ -302,7 +284,7 @@ def test_what_was_taken_past_what_is_rolled_back_was_not_for_nothing(
 
 @pytest.mark.parametrize("seed", range(5))
 def test_each_channel_owes_for_what_it_got(session: Session, workers: list[psycopg.Connection], seed: int) -> None:
-    """Whatever its messages cost, and whatever was cancelled or given back in between."""
+    """Whatever its messages cost, and whatever was cancelled or given back in between, if not one after the other."""
     chance = random.Random(seed)  # noqa: S311 - not for secrets
     for channel in CHANNELS:
         session.add(fq.Channel(name=channel, weight=chance.choice([1, 2.5])))
@@ -310,20 +292,25 @@ def test_each_channel_owes_for_what_it_got(session: Session, workers: list[psyco
     session.commit()
     order = plan_once(session)
     gone = {*dequeue(workers[3])}  # which keeps its share, so that nobody takes the turn meanwhile
-    for _ in range(30):
+    given_back: set[int] = set()
+    for _ in range(16):
         worker = chance.choice(workers[:3])
         given = {*dequeue(worker)}
         gone |= given
-        left = [id_ for id_ in order if id_ not in gone][:16]
+        left = [id_ for id_ in order if id_ not in gone | given_back][:16]
         if chance.random() < 0.5:
             session.execute(fq.cancel(chance.sample(left, 6)))
             forget_news(session)
-        if chance.random() < 0.3:
+        # What one that is rolled back had missed isn't known.
+        missed = "SELECT count(*) FROM fairqueue.missed"
+        if chance.random() < 0.3 and value(worker, missed) == session.scalar(text(missed)):
             worker.rollback()
             gone -= given
+            given_back |= given
         else:
             worker.commit()
     workers[3].commit()
+    a_second_later(session)
     lease_of(session, 5)
     check_invariants(session.connection())
     session.execute(text("SELECT fairqueue.scheduler_unplan('default')"))

@@ -21,7 +21,7 @@ from tests.watching import Connection, Statement, Watched
 
 pytestmark = pytest.mark.slow
 
-TABLES = {"message", "dead_message", "channel", "queue", "lane", "plan", "rotation", "signal", "taken"}
+TABLES = {"message", "dead_message", "channel", "queue", "lane", "missed", "plan", "rotation", "signal"}
 INDEXES = {
     "channel_pkey",
     "dead_message_pkey",

@@ -17,10 +17,23 @@ from tests.acts import complete, lease_of, plan_ahead, put, sql, wait_until
 from tests.fixtures.connections import Raw
 from tests.invariants import check_invariants
 from tests.limiting import limit
-from tests.observing import impatient, observer, value, waits_for_a_lock
-from tests.scheduling.taking import CHANNELS, GATE, Ids, Named, dequeue, fill, finish, ids_planned, plan_once, replaced
+from tests.observing import observer, value, waits_for_a_lock
+from tests.scheduling.taking import (
+    CHANNELS,
+    GATE,
+    Ids,
+    Named,
+    a_second_later,
+    dequeue,
+    drawn,
+    fill,
+    finish,
+    ids_planned,
+    plan_once,
+    replaced,
+)
 
-pytestmark = pytest.mark.shared_database
+pytestmark = [pytest.mark.usefixtures("clock_that_stands"), pytest.mark.shared_database]
 
 #: Unix milliseconds of the year 2096.
 FAR = 4_000_000_000_000
@@ -44,16 +57,40 @@ def test_none_waits_and_each_gets_the_next(session: Session, order: Ids, workers
     finish(session, workers, *done)
 
 
-def test_what_is_rolled_back_comes_next(session: Session, order: Ids, workers: list[psycopg.Connection]) -> None:
-    """Though what came after it has been served, and others are still at it."""
+def test_what_is_rolled_back_comes_within_a_second(
+    session: Session, order: Ids, workers: list[psycopg.Connection]
+) -> None:
+    """Though what came after it has been served."""
     for worker in workers:
         dequeue(worker)
-    workers[3].commit()
     workers[1].rollback()
-    assert dequeue(workers[1], 4) == [*order[3:6], order[12]]
+    assert dequeue(workers[1], 4) == order[12:16]
     workers[0].rollback()
-    assert dequeue(workers[3], 1) == order[:1]
+    for worker in workers[1:]:
+        worker.commit()
+    a_second_later(session)
+    # What was taken past them counts: of channels a and b less was.
+    assert dequeue(workers[3], 4) == [*order[4:6], *order[:2]]
     finish(session, workers)
+
+
+def test_what_is_drawn_last_and_rolled_back_is_still_to_come(
+    session: Session, order: Ids, workers: list[psycopg.Connection]
+) -> None:
+    """Nothing was taken past it: what is planned stays so."""
+    done = [dequeue(worker) for worker in workers]
+    for worker in workers[:2]:
+        worker.commit()
+    for worker in workers[2:]:
+        worker.rollback()
+    a_second_later(session)
+    done[2] = dequeue(workers[0])
+    workers[0].commit()
+    done[3] = dequeue(workers[1])
+    workers[1].commit()
+    assert done == [order[:3], order[3:6], order[6:9], order[9:12]]
+    assert ids_planned(session) == order[12:]
+    finish(session, workers, *done)
 
 
 @pytest.mark.parametrize("more", [0, 2_000_000_000_000_000_000])
@@ -108,6 +145,8 @@ def test_a_worker_that_dies_has_taken_nothing(
     pid = workers[0].info.backend_pid
     value(watching, "SELECT pg_terminate_backend(%s)", pid)
     wait_until(lambda: value(watching, "SELECT count(*) FROM pg_stat_activity WHERE pid = %s", pid) == 0)
+    workers[1].commit()
+    a_second_later(session)
     assert dequeue(workers[2], 4) == [*order[:3], order[6]]
     finish(session, workers[1:])
 
@@ -229,40 +268,9 @@ def test_a_channel_whose_turn_comes_within_the_batch(
 
 def test_the_turn_comes_before_much_has_been_taken(session: Session, order: Ids) -> None:
     """So that there is time to plan on; and what was taken counts when the next plan is made."""
-    taken = [
-        (len(lease_of(session, 20)), session.scalar(text("SELECT count(*) FROM fairqueue.taken"))) for _ in range(17)
-    ]
+    taken = [(len(lease_of(session, 20)), drawn(session)) for _ in range(17)]
     assert all(messages == 20 for messages, _ in taken)
-    assert [batches for _, batches in taken] == [*range(1, 16), 0, 1]
-
-
-@pytest.mark.shared_database(False)
-def test_one_that_commits_while_another_is_at_it(
-    session: Session, order: Ids, raw: Raw, database_url: str, named: Named
-) -> None:
-    """The other has seen that something is missing, not yet why, and is alone by then: still it needs no turn.
-
-    Nor does anybody wait for it, though it has looked whether it is alone.
-    """
-    sql(session, GATE)
-    first, second, gate, watching = raw(database_url), named("held 42"), raw(database_url), observer(raw, database_url)
-    gate.execute("SELECT pg_advisory_lock(42)")
-    turn = session.scalar(text("SELECT turn FROM fairqueue.rotation"))
-    session.commit()
-    done = [dequeue(first)]
-    with ThreadPoolExecutor(1) as pool:
-        serving = pool.submit(dequeue, second)
-        wait_until(lambda: waits_for_a_lock(watching, second))
-        first.commit()
-        gate.execute("SELECT pg_advisory_unlock(42)")
-        done.append(serving.result())
-    third = impatient(raw, database_url)
-    done.append(dequeue(third))
-    assert done == [order[:3], order[3:6], order[6:9]]
-    second.commit()
-    third.commit()
-    assert session.scalar(text("SELECT turn FROM fairqueue.rotation")) == turn
-    finish(session, [], *done)
+    assert [tickets for _, tickets in taken] == [*range(20, 320, 20), 0, 20]
 
 
 @pytest.mark.shared_database(False)
@@ -314,12 +322,7 @@ def test_one_takes_the_turn_for_all(session: Session, order: Ids, raw: Raw, data
     first, gate, watching = raw(database_url), raw(database_url), observer(raw, database_url)
     done = [dequeue(first)]
     # Half of what is planned.
-    while session.scalar(
-        text(
-            "SELECT 2 * (k.place - r.place) <= r.planned - r.place FROM fairqueue.rotation r, "
-            "LATERAL (SELECT coalesce(max(place), r.place) AS place FROM fairqueue.taken) k"
-        )
-    ):
+    while 2 * drawn(session) <= (session.scalar(text("SELECT planned - place FROM fairqueue.rotation")) or 0):
         done.append([message.id for message in lease_of(session, 20)])
     taken = sum(map(len, done)) - 3
     turn = session.scalar(text("SELECT turn + 1 FROM fairqueue.rotation"))
@@ -362,6 +365,17 @@ def test_who_could_not_wait_takes_nothing_without_a_share(
     done = dequeue(writer)
     assert done == order[:3]
     finish(session, workers, done)
+
+
+def test_what_a_user_had_locked_is_served(session: Session, order: Ids, workers: list[psycopg.Connection]) -> None:
+    """All of it, for a foreign key say; that they have let go of it long ago doesn't show in the rows themselves."""
+    old = workers[3]
+    old.execute("SELECT pg_current_xact_id()")
+    session.connection().exec_driver_sql("SELECT FROM fairqueue.message FOR KEY SHARE")
+    session.commit()
+    done = [dequeue(worker) for worker in workers[:3]]
+    assert done == [order[:3], order[3:6], order[6:9]]
+    finish(session, workers, *done)
 
 
 def test_a_shorter_lease(session: Session, order: Ids, workers: list[psycopg.Connection]) -> None:
@@ -425,14 +439,18 @@ def test_many_at_a_time(
         dice = random.Random(seed)  # noqa: S311
         served: Ids = []
         taken = 0
+        turn = text("SELECT max(turn) FROM fairqueue.rotation")
         with Session(engine) as worker:
+            before = worker.scalar(turn)
+            worker.commit()
             while batch := worker.scalars(fq.dequeue(limit=dice.randint(1, 8), lease=3600)).all():
                 ids = [message.id for message in batch]
-                among = text("SELECT count(*) FROM fairqueue.taken WHERE ids @> CAST(:ids AS bigint[])")
                 if dice.random() < 0.1:
                     worker.rollback()
                     continue
-                taken += worker.scalar(among, {"ids": ids}) or 0
+                now = worker.scalar(turn)
+                taken += before == now
+                before = now
                 worker.commit()
                 served += ids
                 if dice.random() < 0.02:

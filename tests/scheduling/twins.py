@@ -27,8 +27,8 @@ def planned(session: Session) -> list[tuple[str, int]]:
             JOIN fairqueue.plan p ON p.queue = r.queue
             CROSS JOIN LATERAL unnest(p.ids, p.channels) WITH ORDINALITY AS e (id, channel, nth)
             WHERE p.place + e.nth - 1 > r.place
-                AND NOT EXISTS (
-                    SELECT FROM fairqueue.taken k WHERE k.queue = r.queue AND k.turn = r.turn AND e.id = ANY (k.ids))
+                AND (p.place + e.nth - 1 - r.place > coalesce(pg_sequence_last_value(r.tickets) - r.ticket_base, 0)
+                    OR EXISTS (SELECT FROM fairqueue.message m WHERE m.id = e.id AND m.leased_until IS NULL))
             ORDER BY p.place, e.nth""")
     ).all()
     session.commit()

@@ -12,8 +12,15 @@ $$;
 DROP FUNCTION message_dequeue, scheduler_serve, scheduler_serve_heads, scheduler_serve_plan, scheduler_serve_shares;
 DROP FUNCTION scheduler_limit, scheduler_settle, signal_policy;
 DROP TYPE leased_message;
-DROP TABLE channel, dead_message, dropped, feed, history, lane, load, message, plan, queue, rotation, signal, stage,
-    taken;
+DO $$
+BEGIN
+    FOR n IN 1..64 LOOP
+        EXECUTE format('DROP SEQUENCE %I', 'tickets_' || n);
+    END LOOP;
+END
+$$;
+DROP TABLE channel, dead_message, dropped, feed, history, lane, load, message, missed, plan, queue, rotation, signal, stage,
+    tickets;
 DROP FUNCTION channel_set,
     channel_surplus,
     check_on_conflict,
@@ -30,7 +37,6 @@ DROP FUNCTION channel_set,
     history_maintain,
     history_release,
     is_leased,
-    is_there,
     lane_due,
     lane_released,
     lane_room,
@@ -71,13 +77,10 @@ DROP FUNCTION channel_set,
     queue_wake,
     retry_delay,
     rotation_era,
-    row_is_changed,
-    row_is_held,
     scheduler_activate,
     scheduler_bury,
     scheduler_extend,
     scheduler_fold,
-    scheduler_passed,
     scheduler_plan,
     scheduler_plan_heads,
     scheduler_plan_write,
@@ -85,6 +88,7 @@ DROP FUNCTION channel_set,
     scheduler_reclaim,
     scheduler_recount,
     scheduler_sweep,
+    scheduler_tickets,
     scheduler_tidy,
     scheduler_told,
     scheduler_turn,

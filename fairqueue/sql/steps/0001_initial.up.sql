@@ -379,6 +379,19 @@ CREATE INDEX message_leased ON message (queue, leased_until) WHERE leased_until 
 
 CREATE UNIQUE INDEX message_key ON message (queue, channel, key) WHERE key IS NOT NULL;
 
+-- Places of the plan for which a dequeue without the turn had a ticket, and found that the message is gone, or held by a
+-- user: one row a place, until the next turn. All other places for which there were tickets, and where no message is
+-- left, have been served.
+--
+-- Written by message_dequeue, append-only; deleted by scheduler_settle and queue_repair, within the turn.
+CREATE TABLE missed (
+    queue  text COLLATE "C" NOT NULL,
+    -- That of the rotation at the time. What is of an earlier one is never looked at again.
+    turn   bigint           NOT NULL,
+    place  bigint           NOT NULL,
+    CONSTRAINT missed_pkey PRIMARY KEY (queue, turn, place)
+) WITH (autovacuum_vacuum_scale_factor = 0.05, vacuum_truncate = off, toast.vacuum_truncate = off);
+
 -- What comes next, where much is waiting: the order of a queue's next messages, scheduled ahead.
 --
 -- Written by dequeues alone, one at a time for each queue: by scheduler_plan_write, scheduler_unplan, and scheduler_plan,
@@ -519,6 +532,10 @@ CREATE TABLE rotation (
     arrival_tag      bigint           NOT NULL DEFAULT 0,
     -- While lanes are derived anew (scheduler_rebuild): the last one that has been, '' before the first.
     rebuilt          text COLLATE "C",
+    -- While there is a plan: the sequence of which tickets for its places are drawn, and the last ticket that was drawn
+    -- when what was taken from the plan was settled last. So the next one is for the place behind place.
+    tickets          regclass,
+    ticket_base      bigint           NOT NULL DEFAULT 0,
     CONSTRAINT rotation_pkey PRIMARY KEY (queue, era)
 ) WITH (
     autovacuum_vacuum_scale_factor = 0.05,
@@ -571,21 +588,24 @@ CREATE TABLE stage (
 
 CREATE INDEX stage_run ON stage (run);
 
--- What dequeues took from plan without having the turn: one row a batch, until the next turn.
+-- Which queue has the tickets of which sequence, of tickets_1 to tickets_64.
 --
--- Written by message_dequeue, append-only, in the transaction that leases the messages, so that one that is rolled back
--- leaves nothing; deleted by scheduler_settle and queue_repair, within the turn.
-CREATE TABLE taken (
-    queue  text COLLATE "C" NOT NULL,
-    -- That of the rotation at the time. What is of an earlier one is never looked at again.
-    turn   bigint           NOT NULL,
-    -- The place in plan of the last of its messages.
-    place  bigint           NOT NULL,
-    -- A place up to which all are taken, as far as this one knew.
-    upto   bigint           NOT NULL,
-    ids    bigint[]         NOT NULL,
-    CONSTRAINT taken_pkey PRIMARY KEY (queue, turn, place)
-) WITH (autovacuum_vacuum_scale_factor = 0.05, vacuum_truncate = off, toast.vacuum_truncate = off);
+-- Written by scheduler_tickets, within the turn of the queue that gets or returns them. A number of a sequence is given
+-- out once, whatever becomes of the transaction, so those who draw one (message_dequeue) neither wait for each other nor
+-- get the same. With more queues that have a plan than sequences, the others are served in their turns alone.
+CREATE TABLE tickets (
+    number  integer          NOT NULL,
+    queue   text COLLATE "C" NOT NULL,
+    CONSTRAINT tickets_pkey PRIMARY KEY (number)
+) WITH (vacuum_truncate = off, toast.vacuum_truncate = off);
+
+DO $$
+BEGIN
+    FOR n IN 1..64 LOOP
+        EXECUTE format('CREATE SEQUENCE %I', 'tickets_' || n);
+    END LOOP;
+END
+$$;
 
 -- Sets the policy of a channel, creating its row where there is none. A parameter that is null, as it is when left
 -- out, leaves what is there.
@@ -1090,16 +1110,6 @@ REVOKE EXECUTE ON FUNCTION history_release FROM PUBLIC;
 CREATE FUNCTION is_leased(leased_until timestamptz) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN coalesce(leased_until, '-infinity') > '-infinity';
-
--- Whether a version of a message is the one that is valid now, not when the calling statement began.
---
--- Called by row_is_changed; takes no lock.
-CREATE FUNCTION is_there(place tid) RETURNS boolean
-LANGUAGE sql VOLATILE
-SET search_path FROM CURRENT
-AS $$
-    SELECT EXISTS (SELECT FROM message m WHERE m.ctid = $1);
-$$;
 
 -- When a lane may next be served, as lane.due says it: 0, a time, 2^63-1 for "when a signal says so", or null for a
 -- lane without a message (head_at null).
@@ -1799,12 +1809,13 @@ REVOKE EXECUTE ON FUNCTION message_defer FROM PUBLIC;
 -- policies had to be gone through first: the next one goes on. worker is the caller's name, for those who look into the
 -- tables.
 --
--- Where nothing is to be done but to serve what is planned, this does it, side by side with other dequeues: it takes
--- the first of the planned messages that nobody else has, or is about to take, and notes which (taken);
--- scheduler_settle, in the next turn, moves on what the scheduler keeps. So dequeues of a long backlog wait for each
--- other once in half a plan, not each time, though they go in the same order. One of them plans on, meanwhile, before
--- the plan is used up (scheduler_extend). All else is scheduler_serve's. The queue from whose plan a session took last
--- time is in its setting fairqueue_turn.planned: a guess, and a wrong one costs only time.
+-- Where nothing is to be done but to serve what is planned, this does it, side by side with other dequeues: each draws
+-- tickets (tickets), whose numbers are places of the plan, and takes what is planned there; scheduler_settle, in the next
+-- turn, moves on what the scheduler keeps. So dequeues of a long backlog wait for each other once in half a plan, or once
+-- a second, not each time, though they go in the same order. What a dequeue that was rolled back had drawn is found then.
+-- One of them plans on, meanwhile, before the plan is used up (scheduler_extend). All else is scheduler_serve's. The queue
+-- from whose plan a session took last time is in its setting fairqueue_turn.planned: a guess, and a wrong one costs only
+-- time.
 --
 -- Locks: a share in the queue's turn, and the messages that it leases, until the end of the transaction. A share and
 -- the turn exclude each other, shares don't: whoever has the turn knows all that was leased, and while one has a
@@ -1835,22 +1846,23 @@ DECLARE
     -- Whether this session took from the queue's plan last time.
     v_took CONSTANT boolean := current_setting('fairqueue_turn.planned', true) IS NOT DISTINCT FROM $1;
     v_turn bigint;
-    v_last bigint;
-    v_upto bigint;
     v_lane_tag bigint;
     v_lane_since bigint;
-    v_snapshot pg_snapshot;
-    v_oldest integer;
-    v_newest integer;
     v_is_calm boolean;
     v_extend boolean;
     v_clock timestamptz;
     v_now bigint;
     v_until timestamptz;
+    v_tickets regclass;
+    -- The place of a ticket is its number and this.
+    v_before bigint;
+    v_missing integer;
+    v_noted integer;
+    v_places bigint[];
+    v_first bigint;
+    v_last bigint;
+    v_found tid[];
     v_rows tid[];
-    v_ids bigint[];
-    v_place bigint;
-    v_passed bigint;
 BEGIN
     -- Where a call for each message counts, so does each condition.
     IF (char_length(v_queue) BETWEEN 1 AND 255 AND max_messages BETWEEN 1 AND 10000
@@ -1866,7 +1878,7 @@ BEGIN
         -- is needed, shares would only be in the way.
         IF NOT v_took THEN
             EXIT tries WHEN (
-                SELECT t.planned > t.place AND t.lane_tag IS NOT NULL
+                SELECT t.planned > t.place AND t.lane_tag IS NOT NULL AND t.tickets IS NOT NULL
                 FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1) IS NOT TRUE;
         END IF;
         BEGIN
@@ -1877,86 +1889,86 @@ BEGIN
             v_clock := clock();
             v_now := unix_ms(v_clock);
             v_until := v_clock + make_interval(secs => lease_seconds);
-            v_snapshot := pg_current_snapshot();
             -- Calm: nothing is to be done but to serve what is planned. No limit, no lease that ran out, no lane that
             -- is due, and no news, of either kind; a pause leaves no lane_tag. Near the end of the plan, what others
-            -- are about to take leaves too little.
-            SELECT t.turn, coalesce(k.place, t.place), coalesce(k.upto, t.place), t.lane_tag, t.lane_since,
-                age(pg_snapshot_xmin(v_snapshot)::xid), age(pg_snapshot_xmax(v_snapshot)::xid),
+            -- are about to take leaves too little. And once a second somebody has to look for what was not taken after
+            -- all.
+            SELECT t.turn, t.place - t.ticket_base, t.tickets, t.lane_tag, t.lane_since,
                 t.planned - t.place <= t.ahead AND t.ahead >= t.plan_at,
-                2 * (coalesce(k.place, t.place) - t.place) <= t.planned - t.place
-                    AND t.planned >= coalesce(k.place, t.place) + 8 * max_messages AND t.lane_tag IS NOT NULL
+                t.drawn >= 0 AND 2 * t.drawn <= t.planned - t.place
+                    AND t.drawn + 8 * max_messages <= t.planned - t.place AND t.lane_tag IS NOT NULL
                     AND t.max_concurrency IS NULL AND t.lease_floor > v_clock AND t.lease_floor <= v_until
-                    AND t.due_floor > v_now AND t.maintain_at > v_now AND t.clock - 1000 <= v_now
-                    AND greatest(t.news_from, t.urgent_from) <= pg_snapshot_xmax(v_snapshot)
+                    AND t.due_floor > v_now AND t.maintain_at > v_now AND t.clock BETWEEN v_now - 1000 AND v_now + 1000
+                    AND greatest(t.news_from, t.urgent_from) <= pg_snapshot_xmax(pg_current_snapshot())
                     AND NOT EXISTS (
                         SELECT FROM signal s WHERE s.queue = v_queue AND NOT s.urgent AND s.xid >= t.news_from)
                     AND NOT EXISTS (
                         SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid >= t.urgent_from)
                     AND (t.news_open = '{}' OR NOT scheduler_told(v_queue, false, t.news_open))
                     AND (t.urgent_open = '{}' OR NOT scheduler_told(v_queue, true, t.urgent_open))
-            INTO v_turn, v_last, v_upto, v_lane_tag, v_lane_since, v_oldest, v_newest, v_extend, v_is_calm
+            INTO v_turn, v_before, v_tickets, v_lane_tag, v_lane_since, v_extend, v_is_calm
             -- As a subquery, so that of the row only these are taken apart.
             FROM (
                 SELECT t.turn, t.place, t.planned, t.lane_tag, t.lane_since, t.ahead, t.plan_at, t.max_concurrency,
                     t.lease_floor, t.due_floor, t.maintain_at, t.clock, t.news_from, t.urgent_from,
-                    t.news_open, t.urgent_open
-                FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1) t
-            LEFT JOIN LATERAL (
-                SELECT k.place, k.upto FROM taken k WHERE k.queue = v_queue AND k.turn = t.turn
-                ORDER BY k.place DESC LIMIT 1) k ON true;
+                    t.news_open, t.urgent_open, t.tickets, t.ticket_base,
+                    pg_sequence_last_value(t.tickets) - t.ticket_base AS drawn
+                FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1) t;
             IF v_is_calm THEN
-                IF v_last > v_upto THEN
-                    -- Some took theirs while others, who are before them, had not committed. All is taken up to where what
-                    -- each took adds up to as many as there are places.
-                    SELECT coalesce(max(x.place) FILTER (WHERE x.place = v_upto + x.messages), v_upto) INTO v_upto
+                v_rows := '{}';
+                FOR v_draw IN 1..36 LOOP
+                    -- Each gets other numbers, whatever becomes of its transaction.
+                    v_missing := max_messages - cardinality(v_rows);
+                    v_first := v_before + nextval(v_tickets);
+                    v_last := v_first;
+                    v_places := ARRAY[v_first];
+                    FOR i IN 2..v_missing LOOP
+                        v_last := v_before + nextval(v_tickets);
+                        v_places[i] := v_last;
+                    END LOOP;
+                    -- What is planned there. What others have done since that look makes no difference: while there are
+                    -- shares, what is planned before the end stays as it is.
+                    SELECT array_agg(m.row) FILTER (WHERE m.row = n.row) INTO v_found
                     FROM (
-                        SELECT k.place,
-                            sum(cardinality(k.ids)) OVER (ORDER BY k.place ROWS UNBOUNDED PRECEDING) AS messages
-                        FROM taken k WHERE k.queue = v_queue AND k.turn = v_turn AND k.place > v_upto) x;
-                END IF;
-                -- What is at the head of the plan. What others have done since that look makes no difference: while there
-                -- are shares, what is planned before the end stays as it is.
-                SELECT array_agg(h.row), array_agg(h.id) FILTER (WHERE h.is_same), max(h.place)
-                INTO v_rows, v_ids, v_place
-                FROM (
-                    SELECT m.row, n.id, n.place, m.row = n.row AS is_same
-                    FROM (
-                        SELECT e.rows[e.nth] AS row, e.ids[e.nth] AS id, e.channels[e.nth] AS channel,
-                            e.place + e.nth - 1 AS place, e.tags[e.nth] AS tag, e.sinces[e.nth] AS since
+                        SELECT p.rows[e.nth] AS row, p.ids[e.nth] AS id, p.channels[e.nth] AS channel,
+                            p.tags[e.nth] AS tag, p.sinces[e.nth] AS since
                         FROM (
-                            -- One after the other, as far as they are needed; in FROM, all of a row would come first.
-                            SELECT p.place, p.rows, p.ids, p.channels, p.tags, p.sinces, generate_series(
-                                greatest(1, v_upto - p.place + 2)::integer, cardinality(p.ids)) AS nth
-                            FROM plan p
-                            WHERE p.queue = v_queue AND p.place > v_upto - 32
-                                AND p.place <= v_last + 32 * max_messages + 32
-                                -- Others have all of a row, if they have these of it.
-                                AND (p.place <= v_upto OR EXISTS (
-                                    SELECT FROM message m
-                                    WHERE m.ctid = ANY (ARRAY[
-                                            p.rows[1], p.rows[7], p.rows[14], p.rows[21], p.rows[cardinality(p.rows)]])
-                                        AND NOT row_is_held(m.ctid, m.xmax, v_oldest, v_newest, v_snapshot)))
-                            ORDER BY p.place) e) n
-                    -- Locked one by one: a join might begin with all messages, where there seem to be few.
+                            SELECT p.place, p.rows, p.ids, p.channels, p.tags, p.sinces FROM plan p
+                            WHERE p.queue = v_queue AND p.place > v_first - 32 AND p.place <= v_last
+                            ORDER BY p.place) p
+                        CROSS JOIN LATERAL generate_series(
+                            greatest(1, v_first - p.place + 1)::integer,
+                            least(cardinality(p.ids), v_last - p.place + 1)::integer) AS e (nth)
+                        WHERE v_last - v_first < v_missing OR p.place + e.nth - 1 = ANY (v_places)) n
+                    -- Locked one by one: a join might begin with all messages, where there seem to be few. Another row: the
+                    -- version is locked that a user has just made of it.
                     CROSS JOIN LATERAL (
                         SELECT m.ctid AS row FROM message m
                         WHERE m.ctid = n.row AND m.id = n.id AND m.queue = v_queue AND m.channel = n.channel
                             AND m.leased_until IS NULL AND m.dequeue_at <= v_now
-                            AND NOT row_is_held(m.ctid, m.xmax, v_oldest, v_newest, v_snapshot)
                         FOR NO KEY UPDATE SKIP LOCKED) m
-                    WHERE (n.tag, n.since) < (v_lane_tag, v_lane_since)
-                    LIMIT max_messages) h;
-                v_passed := v_place - v_upto - max_messages;
-                -- Nothing, unless that is all that is wanted. Those before the last one that were passed over are those
-                -- that others have taken; or are about to take, or have just taken, where there were others. Else one is
-                -- gone, or a user holds it, and the plan is no longer right. Nor is it where a user has just changed one,
-                -- of which another version is locked then.
-                IF cardinality(v_ids) = max_messages
-                    AND (v_passed = 0 OR scheduler_passed(v_queue, v_turn, v_upto, v_place, v_passed))
-                THEN
-                    INSERT INTO taken (queue, turn, place, upto, ids)
-                    VALUES (v_queue, v_turn, v_place, CASE WHEN v_passed = 0 THEN v_place ELSE v_upto END, v_ids);
+                    WHERE (n.tag, n.since) < (v_lane_tag, v_lane_since);
+                    IF cardinality(v_found) = v_missing THEN
+                        v_rows := CASE WHEN v_draw = 1 THEN v_found ELSE v_rows || v_found END;
+                        EXIT;
+                    END IF;
+                    -- Some are gone, a user holds or has just changed them, or a lane comes first. Whoever is alone can do
+                    -- it as it should be done, in the turn. Else others have taken what comes next, and go on to do so.
+                    v_rows := v_rows || v_found;
+                    INSERT INTO missed (queue, turn, place)
+                    SELECT v_queue, v_turn, p.place + e.nth - 1
+                    FROM plan p
+                    CROSS JOIN LATERAL unnest(p.rows, p.tags, p.sinces) WITH ORDINALITY AS e (row, tag, since, nth)
+                    WHERE p.queue = v_queue AND p.place > v_first - 32 AND p.place <= v_last
+                        AND p.place + e.nth - 1 = ANY (v_places) AND (e.row = ANY (v_found)) IS NOT TRUE
+                        AND (e.tag, e.since) < (v_lane_tag, v_lane_since)
+                    ON CONFLICT DO NOTHING;
+
+                    GET DIAGNOSTICS v_noted = ROW_COUNT;
+                    EXIT WHEN v_noted + coalesce(cardinality(v_found), 0) < v_missing
+                        OR (pg_try_advisory_lock(queue_key(v_queue)) AND pg_advisory_unlock(queue_key(v_queue)));
+                END LOOP;
+                IF cardinality(v_rows) = max_messages THEN
                     RETURN QUERY
                     -- The one join that is left switched on is a loop, here over rows: in the order of places.
                     UPDATE message m
@@ -2456,7 +2468,8 @@ DECLARE
 BEGIN
     RETURN QUERY
     WITH RECURSIVE rotations AS MATERIALIZED (
-        SELECT r.* FROM rotation r WHERE v_queue IS NULL OR r.queue = v_queue
+        SELECT r.*, coalesce(pg_sequence_last_value(r.tickets) - r.ticket_base, 0) AS drawn
+        FROM rotation r WHERE v_queue IS NULL OR r.queue = v_queue
     ), signals AS MATERIALIZED (
         SELECT s.*, s.message_id IS NULL AND s.counted IS NULL AS is_policy
         FROM signal s WHERE v_queue IS NULL OR s.queue = v_queue
@@ -2481,19 +2494,13 @@ BEGIN
         WHERE v_queue IS NULL OR l.queue = v_queue
     ), planned AS MATERIALIZED (
         SELECT p.queue, e.id, e.tag, e.since, e.channel, p.place + e.nth - 1 AS place,
-            k.queue IS NOT NULL AS is_taken
+            p.place + e.nth - 1 <= r.place + r.drawn AND m.id IS NULL AS is_taken
         FROM plan p JOIN rotations r ON r.queue = p.queue
         CROSS JOIN LATERAL unnest(p.ids, p.tags, p.sinces, p.channels) WITH ORDINALITY
             AS e (id, tag, since, channel, nth)
-        LEFT JOIN (
-            SELECT k.queue, k.turn, x.id FROM taken k CROSS JOIN LATERAL unnest(k.ids) AS x (id)) k
-            ON k.queue = p.queue AND k.turn = r.turn AND k.id = e.id
+        LEFT JOIN LATERAL (SELECT m.* FROM message m WHERE m.id = e.id OFFSET 0) m
+            ON m.queue = p.queue AND m.channel = e.channel AND m.leased_until IS NULL
         WHERE p.place + e.nth - 1 > r.place
-    -- With how many messages were taken in all up to there.
-    ), batches AS MATERIALIZED (
-        SELECT k.queue, k.turn, k.place, k.upto,
-            sum(cardinality(k.ids)) OVER (PARTITION BY k.queue, k.turn ORDER BY k.place) AS messages
-        FROM taken k
     ), leases AS MATERIALIZED (
         SELECT m.id, m.queue, m.channel, m.leased_until, m.attempt, m.counted
         FROM message m WHERE m.leased_until IS NOT NULL AND (v_queue IS NULL OR m.queue = v_queue)
@@ -2563,15 +2570,18 @@ BEGIN
     FROM planned p JOIN rotations r ON r.queue = p.queue
     WHERE (p.tag, p.since) <= (r.vtime, r.vsince)
     UNION ALL
-    SELECT k.queue, NULL, 'messages taken from the plan', format('in turn %s', r.turn), format('in turn %s', k.turn)
-    FROM taken k LEFT JOIN rotations r ON r.queue = k.queue
+    SELECT k.queue, NULL, 'a planned message that was missed', format('in turn %s', r.turn), format('in turn %s', k.turn)
+    FROM missed k LEFT JOIN rotations r ON r.queue = k.queue
     WHERE (v_queue IS NULL OR k.queue = v_queue) AND k.turn IS DISTINCT FROM r.turn
     UNION ALL
-    SELECT r.queue, NULL, 'messages taken from the plan', format('%s up to place %s', k.upto - r.place, k.upto),
-        coalesce(u.messages, 0)::text
-    FROM batches k JOIN rotations r ON r.queue = k.queue AND r.turn = k.turn
-    LEFT JOIN batches u ON u.queue = k.queue AND u.turn = k.turn AND u.place = k.upto
-    WHERE coalesce(u.messages, 0) <> k.upto - r.place
+    SELECT r.queue, NULL, 'tickets drawn', 'at least 0', r.drawn::text
+    FROM rotations r
+    WHERE r.drawn < 0
+    UNION ALL
+    SELECT coalesce(r.queue, k.queue), NULL, 'tickets of the queue', r.tickets::text, 'tickets_' || k.number
+    FROM rotations r
+    FULL JOIN (SELECT k.* FROM tickets k WHERE v_queue IS NULL OR k.queue = v_queue) k ON k.queue = r.queue
+    WHERE r.tickets IS DISTINCT FROM to_regclass('tickets_' || k.number)
     UNION ALL
     SELECT s.queue, s.channel, 'a signal that no dequeue will read',
         format('from %s on, or one of %s', CASE WHEN s.urgent THEN r.urgent_from ELSE r.news_from END,
@@ -2744,9 +2754,10 @@ $$;
 REVOKE EXECUTE ON FUNCTION queue_due FROM PUBLIC;
 
 -- The keys of a queue's advisory locks, of this schema's queue of that name alone: part 0 is its turn, part 1 is for
--- who waits for the turn while others wait for a share in it, part 2 for who plans while others have shares.
+-- who waits for the turn while others wait for a share in it, part 2 for who plans while others have shares. Those from
+-- 101 on are for who gets tickets, whatever the queue.
 --
--- Called by scheduler_turn, scheduler_passed and message_dequeue. Takes no lock itself.
+-- Called by scheduler_turn, scheduler_tickets and message_dequeue. Takes no lock itself.
 CREATE FUNCTION queue_key(queue text, part integer DEFAULT 0) RETURNS bigint
 LANGUAGE sql STABLE PARALLEL SAFE
 RETURN hashtextextended(queue, hashtextextended(current_schema(), 720720 + part));
@@ -2842,7 +2853,7 @@ BEGIN
             AND NOT EXISTS (SELECT FROM message m WHERE m.queue = v_queue AND m.leased_until IS NOT NULL)
             AND NOT EXISTS (SELECT FROM lane l WHERE l.queue = v_queue)
             AND NOT EXISTS (SELECT FROM signal s WHERE s.queue = v_queue)
-            AND NOT EXISTS (SELECT FROM taken k WHERE k.queue = v_queue)
+            AND NOT EXISTS (SELECT FROM missed k WHERE k.queue = v_queue)
             AND NOT EXISTS (SELECT FROM plan p WHERE p.queue = v_queue)
         THEN
             RETURN;
@@ -2853,10 +2864,10 @@ BEGIN
         FROM lane l WHERE l.queue = v_queue
         RETURNING t.* INTO r;
     END IF;
-    IF EXISTS (SELECT FROM taken k WHERE k.queue = v_queue AND k.turn = r.turn) THEN
+    IF pg_sequence_last_value(r.tickets) <> r.ticket_base THEN
         r := scheduler_settle(v_queue);
     END IF;
-    DELETE FROM taken k WHERE k.queue = v_queue;
+    DELETE FROM missed k WHERE k.queue = v_queue;
     -- Beyond every turn that is named anywhere, so that nothing that was counted before counts.
     r.turn := greatest((SELECT max(t.turn) FROM rotation t WHERE t.queue = v_queue),
         1 + (SELECT max(l.counted_from) FROM lane l WHERE l.queue = v_queue),
@@ -2867,6 +2878,7 @@ BEGIN
     WHERE l.queue = v_queue AND k.queue = v_queue AND k.channel = l.channel AND (k.tag, k.ctid) > (l.tag, l.ctid);
     SELECT greatest(r.activations, r.vsince, max(l.since)) INTO r.activations FROM lane l WHERE l.queue = v_queue;
 
+    PERFORM scheduler_tickets(v_queue, false);
     -- That nobody starts beyond all others, wherever the lanes are now.
     PERFORM scheduler_unplan(v_queue);
     UPDATE rotation t
@@ -2892,7 +2904,7 @@ BEGIN
         max_concurrency = r.max_concurrency, paused_until = r.paused_until,
         running = r.running, counted_from = r.turn, rebuilt = NULL, clock = v_now, idle_floor = -1, swept = '',
         place = greatest(t.place, t.planned), planned = greatest(t.place, t.planned), ahead = 0,
-        plan_at = plan_after(), lane_tag = NULL, lane_since = NULL,
+        plan_at = plan_after(), lane_tag = NULL, lane_since = NULL, tickets = NULL,
         -- All signals are to be read again, whatever they say.
         news_from = '0', news_open = '{}', urgent_from = '0', urgent_open = '{}'
     WHERE t.queue = v_queue;
@@ -2981,37 +2993,6 @@ RETURN (0.5 + random() / 2) * least(coalesce(max_backoff, 3600),
 CREATE FUNCTION rotation_era(turn bigint) RETURNS bigint
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN turn / 64;
-
--- Whether a transaction that may have ended since the snapshot has changed a row or will have.
---
--- Called by row_is_held, for one that began before the snapshot was taken; takes no lock. A single expression, which
--- costs little more than if it stood there itself.
-CREATE FUNCTION row_is_changed(place tid, xmax xid, snapshot pg_snapshot) RETURNS boolean
-LANGUAGE plpgsql
-SET search_path FROM CURRENT
-AS $$
-BEGIN
-    RETURN CASE pg_xact_status((
-            pg_snapshot_xmax(snapshot)::text::bigint + age(pg_snapshot_xmax(snapshot)::xid) - age(xmax))::text::xid8)
-        WHEN 'in progress' THEN true
-        WHEN 'committed' THEN NOT is_there(place)
-        ELSE false END;
-END
-$$;
-
--- Whether the transaction that locked or changed a row, its xmax, is under way, or has changed it since the snapshot.
---
--- Called by message_dequeue, into whose statement it is expanded, and which prepares it for each call, so it is short:
--- who passes over what others take needn't touch it. To try to lock a row that was changed since the snapshot would lock
--- what it has become, which is somebody else's. oldest and newest are the ages of the snapshot's xmin and xmax: an older
--- xmax that is still there was a mere lock, and none is older than any; a newer one may have done anything. Where several
--- have locked a row, xmax is no transaction, and this may be wrong while they do; a number that is far from those of
--- transactions says nothing.
--- Takes no lock.
-CREATE FUNCTION row_is_held(place tid, xmax xid, oldest integer, newest integer, snapshot pg_snapshot) RETURNS boolean
-LANGUAGE sql VOLATILE
-RETURN CASE WHEN age(xmax) > oldest THEN false WHEN age(xmax) <= newest THEN age(xmax) > -1000000
-    ELSE row_is_changed(place, xmax, snapshot) END;
 
 -- Brings the lanes of some channels up to date with what is known of these.
 --
@@ -3432,32 +3413,6 @@ BEGIN
             r.queue, r.turn, r.vtime, now_ms, v_channels, NULL, NULL, NULL, v_running, false, r.activations) a;
     END IF;
     RETURN r;
-END
-$$;
-
--- Whether the planned messages that a dequeue passed over, between two places, are those that others have taken.
---
--- Called by message_dequeue, which has a share in the turn, where it passed over some. Those that others are about to
--- take, or have just taken, count too, where there are others. Else one is gone, or a user holds it, and the plan is no
--- longer right.
--- Locks: the queue's turn, to see whether anybody else has a share. As others would wait for it until the end of the
--- transaction, it is the session's, and given up at once: in one expression, which nothing interrupts.
-CREATE FUNCTION scheduler_passed(queue text, turn bigint, after_place bigint, before_place bigint, passed bigint)
-RETURNS boolean
--- Sees what is taken as it is now, not as the calling statement does.
-LANGUAGE plpgsql VOLATILE
-SET search_path FROM CURRENT
-AS $$
-DECLARE
-    v_key CONSTANT bigint := queue_key($1);
-BEGIN
-    IF NOT (pg_try_advisory_lock(v_key) AND pg_advisory_unlock(v_key)) THEN
-        RETURN true;
-    END IF;
-    RETURN passed = (
-        SELECT coalesce(sum(cardinality(k.ids)), 0)
-        FROM taken k
-        WHERE k.queue = $1 AND k.turn = $2 AND k.place > after_place AND k.place < before_place);
 END
 $$;
 
@@ -4099,7 +4054,7 @@ BEGIN
             OR (t.urgent_open <> '{}' AND scheduler_told(v_queue, true, t.urgent_open)) AS has_urgent,
         EXISTS (SELECT FROM signal s WHERE s.queue = v_queue AND NOT s.urgent AND s.xid >= t.news_from)
             OR (t.news_open <> '{}' AND scheduler_told(v_queue, false, t.news_open)) AS has_news,
-        EXISTS (SELECT FROM taken k WHERE k.queue = v_queue AND k.turn = t.turn) AS has_taken,
+        t.tickets IS NOT NULL AND coalesce(pg_sequence_last_value(t.tickets), -1) <> t.ticket_base AS has_drawn,
         pg_current_snapshot() AS snapshot
     INTO v_state
     FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1;
@@ -4111,10 +4066,10 @@ BEGIN
         SELECT v_queue, 0, 0, 0, 0, 0, '0', '{}', '0', '{}', 'infinity', 9223372036854775807, -1, '',
             q.max_concurrency, paused_until(q.paused, q.resume_at), 0, 0, v_now, 0, 0, 0, 0, plan_after(), NULL, NULL
         FROM (SELECT) AS one LEFT JOIN queue q ON q.name = v_queue
-        RETURNING t AS rotation, true AS has_urgent, true AS has_news, false AS has_taken,
+        RETURNING t AS rotation, true AS has_urgent, true AS has_news, false AS has_drawn,
             pg_current_snapshot() AS snapshot INTO v_state;
     END IF;
-    IF v_state.has_taken THEN
+    IF v_state.has_drawn THEN
         r := scheduler_settle(v_queue);
     ELSE
         r := v_state.rotation;
@@ -4130,7 +4085,7 @@ BEGIN
     END IF;
     -- Where there is no news, who is under way is looked at now and then, and before the next plan: so nobody looks for
     -- long for who has come to an end, or walks over what somebody writes.
-    IF v_state.has_taken OR r.turn % 64 = 0 THEN
+    IF v_state.has_drawn OR r.turn % 64 = 0 THEN
         IF NOT v_has_urgent THEN
             SELECT u.horizon, u.open INTO r.urgent_from, r.urgent_open
             FROM scheduler_under_way(v_state.snapshot, r.urgent_from, NULL, NULL) u;
@@ -4273,6 +4228,12 @@ BEGIN
                     AND current_setting('fairqueue_turn.waited', true) = 'yes'))) p;
             r.planned := r.planned + v_got;
             v_written := false;
+            IF v_got > 0 AND r.tickets IS NULL THEN
+                SELECT k.tickets, coalesce(k.ticket_base, 0) INTO r.tickets, r.ticket_base
+                FROM scheduler_tickets(v_queue, true) k;
+                UPDATE rotation t SET tickets = r.tickets, ticket_base = r.ticket_base
+                WHERE t.queue = v_queue AND t.era = r.era;
+            END IF;
             IF v_got = 0 THEN
                 -- It isn't tried again before the rest of the plan has been served; or as many as have been without one.
                 v_rest := CASE WHEN r.planned > r.place THEN least(r.planned - r.place, plan_most())
@@ -4379,8 +4340,11 @@ BEGIN
         v_news := greatest(v_news, least(v_news * 4, 20000));
     END LOOP;
 
-    IF v_want > 0 AND r.ahead > 0 THEN
+    IF v_want > 0 AND (r.ahead > 0 OR r.tickets IS NOT NULL) THEN
         r.ahead := 0;
+        IF r.tickets IS NOT NULL THEN
+            SELECT k.tickets INTO r.tickets FROM scheduler_tickets(v_queue, false) k;
+        END IF;
         r.plan_at := plan_after();
         v_written := false;
     END IF;
@@ -4398,7 +4362,7 @@ BEGIN
             max_concurrency = r.max_concurrency, paused_until = r.paused_until, running = r.running,
             counted_from = r.counted_from, rebuilt = r.rebuilt, clock = r.clock, maintain_at = r.maintain_at,
             place = r.place, planned = r.planned, ahead = r.ahead, plan_at = r.plan_at,
-            lane_tag = NULL, lane_since = NULL
+            lane_tag = NULL, lane_since = NULL, tickets = r.tickets
         WHERE t.queue = v_queue AND t.era = r.era;
     END IF;
 END
@@ -4787,11 +4751,12 @@ $$;
 -- Moves the virtual time on to the last message that was taken from the plan without the turn.
 --
 -- Called by scheduler_serve and queue_repair, within the turn, which nobody who takes from the plan has at the same
--- time: all that was taken is committed, or rolled back. Where one of those that were passed over is left, because it
--- was rolled back, or was not there to be taken, the plan is taken back: it was made as if that one came first.
+-- time: all that was taken is committed, or rolled back. Where one comes before it that was drawn and is left, because
+-- whoever had drawn it rolled back, or that wasn't there to be taken, the plan is taken back: it was made as if that one
+-- came first. What was drawn last, and is left, is still to come.
 -- A channel that becomes active then starts where the last message would have, had the same work been done in the order
 -- of what was planned and is there.
--- Locks: the rotation of the queue, and the rows of taken that it deletes, which nobody else writes; and as
+-- Locks: the rotation of the queue, and the rows of missed that it deletes, which nobody else writes; and as
 -- scheduler_unplan.
 --
 -- Returns the rotation as it is now.
@@ -4802,8 +4767,11 @@ AS $$
 #variable_conflict use_column
 DECLARE
     v_queue CONSTANT text := $1;
-    v_messages integer;
+    v_ticket bigint;
+    v_missed bigint[];
+    v_ids bigint[];
     v_last bigint;
+    v_gap bigint;
     v_tag bigint;
     v_since bigint;
     v_left_tag bigint;
@@ -4811,35 +4779,66 @@ DECLARE
     r rotation;
 BEGIN
     SELECT t.* INTO r FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1;
-    SELECT sum(cardinality(k.ids)), max(k.place) INTO v_messages, v_last
-    FROM taken k WHERE k.queue = v_queue AND k.turn = r.turn;
-    SELECT p.tags[v_last - p.place + 1], p.sinces[v_last - p.place + 1] INTO v_tag, v_since
+    -- None was drawn of it: rotation was copied here without its sequences, as by logical replication.
+    v_ticket := coalesce(pg_sequence_last_value(r.tickets), nextval(r.tickets), r.ticket_base);
+    v_missed := ARRAY(SELECT k.place FROM missed k WHERE k.queue = v_queue AND k.turn = r.turn);
+    -- Nobody takes what comes after a lane.
+    SELECT array_agg(e.id), max(e.place) INTO v_ids, v_last
     FROM plan p
-    WHERE p.queue = v_queue AND p.place <= v_last AND p.place > v_last - 32
-    ORDER BY p.place DESC LIMIT 1;
-    IF v_last - r.place = v_messages THEN
-        r.place := v_last;
-        r.ahead := least(r.ahead + v_messages, plan_most());
-    ELSE
-        SELECT u.tag, u.since INTO v_tag, v_since FROM scheduler_unplan(v_queue) u;
-        r.place := r.planned;
-        r.ahead := 0;
-        r.plan_at := plan_after();
-        -- Lanes of which something was passed over may be behind that; who arrives isn't to be.
-        r.arrival_tag := greatest(r.arrival_tag, v_tag);
-        SELECT l.tag, l.since - 1 INTO v_left_tag, v_left_since
-        FROM lane l
-        WHERE l.queue = v_queue AND l.due = 0 AND (l.tag, l.since) > (r.vtime, r.vsince)
-            AND (l.tag, l.since) <= (v_tag, v_since)
-        ORDER BY l.tag, l.since LIMIT 1;
+    CROSS JOIN LATERAL (
+        SELECT e.id, p.place + e.nth - 1 AS place
+        FROM unnest(p.ids, p.tags, p.sinces) WITH ORDINALITY AS e (id, tag, since, nth)
+        WHERE (e.tag, e.since) < (r.lane_tag, r.lane_since)) e
+    WHERE p.queue = v_queue AND p.place > r.place - 32 AND p.place <= r.place + v_ticket - r.ticket_base
+        AND e.place > r.place AND e.place <= r.place + v_ticket - r.ticket_base;
+    -- By its id, not by its row, which may be another one: the table was rewritten, or restored. All at once, as hardly ever
+    -- one is left.
+    IF v_missed <> '{}' OR EXISTS (
+        SELECT FROM message m WHERE m.id = ANY (v_ids) AND m.queue = v_queue AND m.leased_until IS NULL)
+    THEN
+        SELECT max(d.place) FILTER (WHERE d.is_taken), min(d.place) FILTER (WHERE NOT d.is_taken) INTO v_last, v_gap
+        FROM (
+            SELECT e.place, m.id IS NULL AND e.place <> ALL (v_missed) AS is_taken
+            FROM (
+                SELECT p.place + e.nth - 1 AS place, e.id, e.channel
+                FROM plan p
+                CROSS JOIN LATERAL unnest(p.ids, p.channels) WITH ORDINALITY AS e (id, channel, nth)
+                WHERE p.queue = v_queue AND p.place > r.place - 32 AND p.place <= v_last) e
+            -- By its id alone, so that no index but that one can be used for it.
+            LEFT JOIN LATERAL (SELECT m.* FROM message m WHERE m.id = e.id OFFSET 0) m
+                ON m.queue = v_queue AND m.channel = e.channel AND m.leased_until IS NULL
+            WHERE e.place > r.place AND e.place <= v_last) d;
     END IF;
-    -- Unless somebody has damaged the plan, there is a last one.
-    r.vtime := coalesce(v_left_tag, v_tag, r.vtime);
-    r.vsince := coalesce(v_left_since, v_since, r.vsince);
-    DELETE FROM taken k WHERE k.queue = v_queue AND k.turn = r.turn;
+    IF v_last IS NOT NULL THEN
+        IF v_gap < v_last THEN
+            SELECT u.tag, u.since INTO v_tag, v_since FROM scheduler_unplan(v_queue) u;
+            r.place := r.planned;
+            r.ahead := 0;
+            r.plan_at := plan_after();
+            -- Lanes of which something was passed over may be behind that; who arrives isn't to be.
+            r.arrival_tag := greatest(r.arrival_tag, v_tag);
+            SELECT l.tag, l.since - 1 INTO v_left_tag, v_left_since
+            FROM lane l
+            WHERE l.queue = v_queue AND l.due = 0 AND (l.tag, l.since) > (r.vtime, r.vsince)
+                AND (l.tag, l.since) <= (v_tag, v_since)
+            ORDER BY l.tag, l.since LIMIT 1;
+        ELSE
+            SELECT p.tags[v_last - p.place + 1], p.sinces[v_last - p.place + 1] INTO v_tag, v_since
+            FROM plan p
+            WHERE p.queue = v_queue AND p.place <= v_last AND p.place > v_last - 32
+            ORDER BY p.place DESC LIMIT 1;
+            r.ahead := least(r.ahead + (v_last - r.place)::integer, plan_most());
+            r.place := v_last;
+        END IF;
+        -- Unless somebody has damaged the plan, there is a last one.
+        r.vtime := coalesce(v_left_tag, v_tag, r.vtime);
+        r.vsince := coalesce(v_left_since, v_since, r.vsince);
+    END IF;
+    r.ticket_base := v_ticket;
+    DELETE FROM missed k WHERE k.queue = v_queue AND k.turn = r.turn;
     UPDATE rotation t
     SET vtime = r.vtime, vsince = r.vsince, arrival_tag = r.arrival_tag, place = r.place, planned = r.planned,
-        ahead = r.ahead, plan_at = r.plan_at, lane_tag = NULL, lane_since = NULL
+        ahead = r.ahead, plan_at = r.plan_at, lane_tag = NULL, lane_since = NULL, ticket_base = r.ticket_base
     WHERE t.queue = v_queue AND t.era = r.era;
     RETURN r;
 END
@@ -4948,6 +4947,41 @@ BEGIN
 END
 $$;
 
+-- Gives a queue the tickets of a sequence that no other queue has, or takes them back.
+--
+-- Called by scheduler_serve and queue_repair, within the turn of the queue. Returns the sequence and the last ticket that
+-- was drawn, or null where all are given out, or somebody else is getting those that are left, or they are taken back.
+-- Locks: an advisory lock for the number of the sequence, until the end of the transaction, and the row of tickets. It
+-- waits for nobody.
+CREATE FUNCTION scheduler_tickets(queue text, wanted boolean, OUT tickets regclass, OUT ticket_base bigint)
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_queue CONSTANT text := $1;
+    v_number integer;
+BEGIN
+    DELETE FROM tickets k WHERE k.queue = v_queue;
+    IF NOT wanted THEN
+        RETURN;
+    END IF;
+    FOR v_number IN
+        SELECT n.number FROM generate_series(1, 64) AS n (number)
+        WHERE NOT EXISTS (SELECT FROM tickets k WHERE k.number = n.number)
+        ORDER BY n.number
+    LOOP
+        IF pg_try_advisory_xact_lock(queue_key('tickets', 100 + v_number)) THEN
+            -- Unless another queue has got it since that look. Who has not committed that has the lock.
+            INSERT INTO tickets (number, queue) VALUES (v_number, v_queue) ON CONFLICT DO NOTHING
+            RETURNING to_regclass('tickets_' || v_number) INTO tickets;
+            EXIT;
+        END IF;
+    END LOOP;
+    ticket_base := nextval(tickets);
+END
+$$;
+
 -- Removes lanes that have been idle so long that forgetting them changes nothing; and keeps tags small.
 --
 -- Called by scheduler_serve now and then, within the turn. An idle lane behind the virtual time would start at the
@@ -5026,7 +5060,7 @@ $$;
 -- whether it had to wait is to be read in fairqueue_turn.waited. False: somebody else has it and waiting could deadlock,
 -- because this transaction holds the turn of another queue, or wrote something before it came to dequeue, and so may
 -- hold other locks.
--- Locks: one transaction-level advisory lock a queue. Besides this, message_dequeue and scheduler_passed take it.
+-- Locks: one transaction-level advisory lock a queue. Besides this, message_dequeue takes it.
 --
 -- Raises lock_not_available after 10 s: a transaction that dequeues has to commit at once.
 CREATE FUNCTION scheduler_turn(
@@ -5120,39 +5154,35 @@ AS $$
 DECLARE
     v_queue CONSTANT text := $1;
     v_now CONSTANT bigint := unix_ms(clock());
-    v_turn bigint;
     v_place bigint;
-    v_has_taken boolean;
+    v_drawn bigint;
+    v_lane_tag bigint;
+    v_lane_since bigint;
+    v_missed bigint[];
 BEGIN
-    SELECT r.turn, r.place, EXISTS (SELECT FROM taken k WHERE k.queue = v_queue AND k.turn = r.turn)
-    INTO v_turn, v_place, v_has_taken
+    SELECT r.place, r.place + coalesce(pg_sequence_last_value(r.tickets) - r.ticket_base, 0), r.lane_tag, r.lane_since,
+        ARRAY(SELECT k.place FROM missed k WHERE k.queue = v_queue AND k.turn = r.turn)
+    INTO v_place, v_drawn, v_lane_tag, v_lane_since, v_missed
     FROM rotation r WHERE r.queue = v_queue ORDER BY r.era DESC LIMIT 1;
 
     WITH gone AS (
         DELETE FROM plan p
         WHERE p.queue = v_queue AND p.place > v_place - 32
         RETURNING p.*
-    -- What was taken is found by sorting, and so are the steps below: a join would be a loop.
-    ), marked AS (
-        SELECT e.*, bool_or(e.place IS NULL) OVER (PARTITION BY e.id) AS is_taken
+    ), planned AS MATERIALIZED (
+        SELECT e.channel, e.tag, e.since, e.place, m.id AS left_id, m.dequeue_at,
+            e.place <= v_drawn AND (e.tag, e.since) < (v_lane_tag, v_lane_since) AND m.id IS NULL
+                AND e.place <> ALL (v_missed) AS is_taken
         FROM (
             SELECT e.id, e.tag, e.since, e.channel, g.place + e.nth - 1 AS place
             FROM gone g
             CROSS JOIN LATERAL unnest(g.ids, g.tags, g.sinces, g.channels) WITH ORDINALITY
                 AS e (id, tag, since, channel, nth)
-            WHERE g.place + e.nth - 1 > v_place
-            UNION ALL
-            SELECT x.id, NULL, NULL, NULL, NULL
-            FROM taken k CROSS JOIN LATERAL unnest(k.ids) AS x (id)
-            WHERE k.queue = v_queue AND k.turn = v_turn) e
-    ), planned AS MATERIALIZED (
-        SELECT p.channel, p.tag, p.since, p.place, p.is_taken, m.id AS left_id, m.dequeue_at
-        FROM marked p
+            WHERE g.place + e.nth - 1 > v_place) e
         -- By its id alone, so that no index but that one can be used for it.
-        LEFT JOIN LATERAL (SELECT m.* FROM message m WHERE m.id = p.id AND NOT p.is_taken OFFSET 0) m
-            ON m.queue = v_queue AND m.channel = p.channel AND m.leased_until IS NULL
-        WHERE p.place IS NOT NULL
-    -- A message's step is up to where the next one of its channel starts; that of the last one, up to its lane.
+        LEFT JOIN LATERAL (SELECT m.* FROM message m WHERE m.id = e.id OFFSET 0) m
+            ON m.queue = v_queue AND m.channel = e.channel AND m.leased_until IS NULL
+    -- The steps are found by sorting: a join would be a loop. A message's step is up to where the next one of its channel starts; that of the last one, up to its lane.
     ), steps AS MATERIALIZED (
         SELECT e.*, lead(e.tag) OVER (PARTITION BY e.channel ORDER BY e.place) - e.tag AS step,
             min(e.tag) OVER lane AS first_tag, max(e.weight) OVER lane AS lane_weight
@@ -5189,7 +5219,7 @@ BEGIN
             (s.first_tag - s.step
                 + sum(s.step) OVER (PARTITION BY s.channel ORDER BY s.place ROWS UNBOUNDED PRECEDING))::bigint AS start
         FROM steps s
-        WHERE v_has_taken AND (s.is_taken OR s.dequeue_at <= v_now)
+        WHERE v_drawn > v_place AND (s.is_taken OR s.dequeue_at <= v_now)
     )
     SELECT o.start, o.since INTO tag, since
     FROM (

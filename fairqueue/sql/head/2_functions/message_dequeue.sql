@@ -5,12 +5,13 @@
 -- policies had to be gone through first: the next one goes on. worker is the caller's name, for those who look into the
 -- tables.
 --
--- Where nothing is to be done but to serve what is planned, this does it, side by side with other dequeues: it takes
--- the first of the planned messages that nobody else has, or is about to take, and notes which (taken);
--- scheduler_settle, in the next turn, moves on what the scheduler keeps. So dequeues of a long backlog wait for each
--- other once in half a plan, not each time, though they go in the same order. One of them plans on, meanwhile, before
--- the plan is used up (scheduler_extend). All else is scheduler_serve's. The queue from whose plan a session took last
--- time is in its setting fairqueue_turn.planned: a guess, and a wrong one costs only time.
+-- Where nothing is to be done but to serve what is planned, this does it, side by side with other dequeues: each draws
+-- tickets (tickets), whose numbers are places of the plan, and takes what is planned there; scheduler_settle, in the next
+-- turn, moves on what the scheduler keeps. So dequeues of a long backlog wait for each other once in half a plan, or once
+-- a second, not each time, though they go in the same order. What a dequeue that was rolled back had drawn is found then.
+-- One of them plans on, meanwhile, before the plan is used up (scheduler_extend). All else is scheduler_serve's. The queue
+-- from whose plan a session took last time is in its setting fairqueue_turn.planned: a guess, and a wrong one costs only
+-- time.
 --
 -- Locks: a share in the queue's turn, and the messages that it leases, until the end of the transaction. A share and
 -- the turn exclude each other, shares don't: whoever has the turn knows all that was leased, and while one has a
@@ -41,22 +42,23 @@ DECLARE
     -- Whether this session took from the queue's plan last time.
     v_took CONSTANT boolean := current_setting('fairqueue_turn.planned', true) IS NOT DISTINCT FROM $1;
     v_turn bigint;
-    v_last bigint;
-    v_upto bigint;
     v_lane_tag bigint;
     v_lane_since bigint;
-    v_snapshot pg_snapshot;
-    v_oldest integer;
-    v_newest integer;
     v_is_calm boolean;
     v_extend boolean;
     v_clock timestamptz;
     v_now bigint;
     v_until timestamptz;
+    v_tickets regclass;
+    -- The place of a ticket is its number and this.
+    v_before bigint;
+    v_missing integer;
+    v_noted integer;
+    v_places bigint[];
+    v_first bigint;
+    v_last bigint;
+    v_found tid[];
     v_rows tid[];
-    v_ids bigint[];
-    v_place bigint;
-    v_passed bigint;
 BEGIN
     -- Where a call for each message counts, so does each condition.
     IF (char_length(v_queue) BETWEEN 1 AND 255 AND max_messages BETWEEN 1 AND 10000
@@ -72,7 +74,7 @@ BEGIN
         -- is needed, shares would only be in the way.
         IF NOT v_took THEN
             EXIT tries WHEN (
-                SELECT t.planned > t.place AND t.lane_tag IS NOT NULL
+                SELECT t.planned > t.place AND t.lane_tag IS NOT NULL AND t.tickets IS NOT NULL
                 FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1) IS NOT TRUE;
         END IF;
         BEGIN
@@ -83,86 +85,86 @@ BEGIN
             v_clock := clock();
             v_now := unix_ms(v_clock);
             v_until := v_clock + make_interval(secs => lease_seconds);
-            v_snapshot := pg_current_snapshot();
             -- Calm: nothing is to be done but to serve what is planned. No limit, no lease that ran out, no lane that
             -- is due, and no news, of either kind; a pause leaves no lane_tag. Near the end of the plan, what others
-            -- are about to take leaves too little.
-            SELECT t.turn, coalesce(k.place, t.place), coalesce(k.upto, t.place), t.lane_tag, t.lane_since,
-                age(pg_snapshot_xmin(v_snapshot)::xid), age(pg_snapshot_xmax(v_snapshot)::xid),
+            -- are about to take leaves too little. And once a second somebody has to look for what was not taken after
+            -- all.
+            SELECT t.turn, t.place - t.ticket_base, t.tickets, t.lane_tag, t.lane_since,
                 t.planned - t.place <= t.ahead AND t.ahead >= t.plan_at,
-                2 * (coalesce(k.place, t.place) - t.place) <= t.planned - t.place
-                    AND t.planned >= coalesce(k.place, t.place) + 8 * max_messages AND t.lane_tag IS NOT NULL
+                t.drawn >= 0 AND 2 * t.drawn <= t.planned - t.place
+                    AND t.drawn + 8 * max_messages <= t.planned - t.place AND t.lane_tag IS NOT NULL
                     AND t.max_concurrency IS NULL AND t.lease_floor > v_clock AND t.lease_floor <= v_until
-                    AND t.due_floor > v_now AND t.maintain_at > v_now AND t.clock - 1000 <= v_now
-                    AND greatest(t.news_from, t.urgent_from) <= pg_snapshot_xmax(v_snapshot)
+                    AND t.due_floor > v_now AND t.maintain_at > v_now AND t.clock BETWEEN v_now - 1000 AND v_now + 1000
+                    AND greatest(t.news_from, t.urgent_from) <= pg_snapshot_xmax(pg_current_snapshot())
                     AND NOT EXISTS (
                         SELECT FROM signal s WHERE s.queue = v_queue AND NOT s.urgent AND s.xid >= t.news_from)
                     AND NOT EXISTS (
                         SELECT FROM signal s WHERE s.queue = v_queue AND s.urgent AND s.xid >= t.urgent_from)
                     AND (t.news_open = '{}' OR NOT scheduler_told(v_queue, false, t.news_open))
                     AND (t.urgent_open = '{}' OR NOT scheduler_told(v_queue, true, t.urgent_open))
-            INTO v_turn, v_last, v_upto, v_lane_tag, v_lane_since, v_oldest, v_newest, v_extend, v_is_calm
+            INTO v_turn, v_before, v_tickets, v_lane_tag, v_lane_since, v_extend, v_is_calm
             -- As a subquery, so that of the row only these are taken apart.
             FROM (
                 SELECT t.turn, t.place, t.planned, t.lane_tag, t.lane_since, t.ahead, t.plan_at, t.max_concurrency,
                     t.lease_floor, t.due_floor, t.maintain_at, t.clock, t.news_from, t.urgent_from,
-                    t.news_open, t.urgent_open
-                FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1) t
-            LEFT JOIN LATERAL (
-                SELECT k.place, k.upto FROM taken k WHERE k.queue = v_queue AND k.turn = t.turn
-                ORDER BY k.place DESC LIMIT 1) k ON true;
+                    t.news_open, t.urgent_open, t.tickets, t.ticket_base,
+                    pg_sequence_last_value(t.tickets) - t.ticket_base AS drawn
+                FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1) t;
             IF v_is_calm THEN
-                IF v_last > v_upto THEN
-                    -- Some took theirs while others, who are before them, had not committed. All is taken up to where what
-                    -- each took adds up to as many as there are places.
-                    SELECT coalesce(max(x.place) FILTER (WHERE x.place = v_upto + x.messages), v_upto) INTO v_upto
+                v_rows := '{}';
+                FOR v_draw IN 1..36 LOOP
+                    -- Each gets other numbers, whatever becomes of its transaction.
+                    v_missing := max_messages - cardinality(v_rows);
+                    v_first := v_before + nextval(v_tickets);
+                    v_last := v_first;
+                    v_places := ARRAY[v_first];
+                    FOR i IN 2..v_missing LOOP
+                        v_last := v_before + nextval(v_tickets);
+                        v_places[i] := v_last;
+                    END LOOP;
+                    -- What is planned there. What others have done since that look makes no difference: while there are
+                    -- shares, what is planned before the end stays as it is.
+                    SELECT array_agg(m.row) FILTER (WHERE m.row = n.row) INTO v_found
                     FROM (
-                        SELECT k.place,
-                            sum(cardinality(k.ids)) OVER (ORDER BY k.place ROWS UNBOUNDED PRECEDING) AS messages
-                        FROM taken k WHERE k.queue = v_queue AND k.turn = v_turn AND k.place > v_upto) x;
-                END IF;
-                -- What is at the head of the plan. What others have done since that look makes no difference: while there
-                -- are shares, what is planned before the end stays as it is.
-                SELECT array_agg(h.row), array_agg(h.id) FILTER (WHERE h.is_same), max(h.place)
-                INTO v_rows, v_ids, v_place
-                FROM (
-                    SELECT m.row, n.id, n.place, m.row = n.row AS is_same
-                    FROM (
-                        SELECT e.rows[e.nth] AS row, e.ids[e.nth] AS id, e.channels[e.nth] AS channel,
-                            e.place + e.nth - 1 AS place, e.tags[e.nth] AS tag, e.sinces[e.nth] AS since
+                        SELECT p.rows[e.nth] AS row, p.ids[e.nth] AS id, p.channels[e.nth] AS channel,
+                            p.tags[e.nth] AS tag, p.sinces[e.nth] AS since
                         FROM (
-                            -- One after the other, as far as they are needed; in FROM, all of a row would come first.
-                            SELECT p.place, p.rows, p.ids, p.channels, p.tags, p.sinces, generate_series(
-                                greatest(1, v_upto - p.place + 2)::integer, cardinality(p.ids)) AS nth
-                            FROM plan p
-                            WHERE p.queue = v_queue AND p.place > v_upto - 32
-                                AND p.place <= v_last + 32 * max_messages + 32
-                                -- Others have all of a row, if they have these of it.
-                                AND (p.place <= v_upto OR EXISTS (
-                                    SELECT FROM message m
-                                    WHERE m.ctid = ANY (ARRAY[
-                                            p.rows[1], p.rows[7], p.rows[14], p.rows[21], p.rows[cardinality(p.rows)]])
-                                        AND NOT row_is_held(m.ctid, m.xmax, v_oldest, v_newest, v_snapshot)))
-                            ORDER BY p.place) e) n
-                    -- Locked one by one: a join might begin with all messages, where there seem to be few.
+                            SELECT p.place, p.rows, p.ids, p.channels, p.tags, p.sinces FROM plan p
+                            WHERE p.queue = v_queue AND p.place > v_first - 32 AND p.place <= v_last
+                            ORDER BY p.place) p
+                        CROSS JOIN LATERAL generate_series(
+                            greatest(1, v_first - p.place + 1)::integer,
+                            least(cardinality(p.ids), v_last - p.place + 1)::integer) AS e (nth)
+                        WHERE v_last - v_first < v_missing OR p.place + e.nth - 1 = ANY (v_places)) n
+                    -- Locked one by one: a join might begin with all messages, where there seem to be few. Another row: the
+                    -- version is locked that a user has just made of it.
                     CROSS JOIN LATERAL (
                         SELECT m.ctid AS row FROM message m
                         WHERE m.ctid = n.row AND m.id = n.id AND m.queue = v_queue AND m.channel = n.channel
                             AND m.leased_until IS NULL AND m.dequeue_at <= v_now
-                            AND NOT row_is_held(m.ctid, m.xmax, v_oldest, v_newest, v_snapshot)
                         FOR NO KEY UPDATE SKIP LOCKED) m
-                    WHERE (n.tag, n.since) < (v_lane_tag, v_lane_since)
-                    LIMIT max_messages) h;
-                v_passed := v_place - v_upto - max_messages;
-                -- Nothing, unless that is all that is wanted. Those before the last one that were passed over are those
-                -- that others have taken; or are about to take, or have just taken, where there were others. Else one is
-                -- gone, or a user holds it, and the plan is no longer right. Nor is it where a user has just changed one,
-                -- of which another version is locked then.
-                IF cardinality(v_ids) = max_messages
-                    AND (v_passed = 0 OR scheduler_passed(v_queue, v_turn, v_upto, v_place, v_passed))
-                THEN
-                    INSERT INTO taken (queue, turn, place, upto, ids)
-                    VALUES (v_queue, v_turn, v_place, CASE WHEN v_passed = 0 THEN v_place ELSE v_upto END, v_ids);
+                    WHERE (n.tag, n.since) < (v_lane_tag, v_lane_since);
+                    IF cardinality(v_found) = v_missing THEN
+                        v_rows := CASE WHEN v_draw = 1 THEN v_found ELSE v_rows || v_found END;
+                        EXIT;
+                    END IF;
+                    -- Some are gone, a user holds or has just changed them, or a lane comes first. Whoever is alone can do
+                    -- it as it should be done, in the turn. Else others have taken what comes next, and go on to do so.
+                    v_rows := v_rows || v_found;
+                    INSERT INTO missed (queue, turn, place)
+                    SELECT v_queue, v_turn, p.place + e.nth - 1
+                    FROM plan p
+                    CROSS JOIN LATERAL unnest(p.rows, p.tags, p.sinces) WITH ORDINALITY AS e (row, tag, since, nth)
+                    WHERE p.queue = v_queue AND p.place > v_first - 32 AND p.place <= v_last
+                        AND p.place + e.nth - 1 = ANY (v_places) AND (e.row = ANY (v_found)) IS NOT TRUE
+                        AND (e.tag, e.since) < (v_lane_tag, v_lane_since)
+                    ON CONFLICT DO NOTHING;
+
+                    GET DIAGNOSTICS v_noted = ROW_COUNT;
+                    EXIT WHEN v_noted + coalesce(cardinality(v_found), 0) < v_missing
+                        OR (pg_try_advisory_lock(queue_key(v_queue)) AND pg_advisory_unlock(queue_key(v_queue)));
+                END LOOP;
+                IF cardinality(v_rows) = max_messages THEN
                     RETURN QUERY
                     -- The one join that is left switched on is a loop, here over rows: in the order of places.
                     UPDATE message m

@@ -22,7 +22,8 @@ DECLARE
 BEGIN
     RETURN QUERY
     WITH RECURSIVE rotations AS MATERIALIZED (
-        SELECT r.* FROM rotation r WHERE v_queue IS NULL OR r.queue = v_queue
+        SELECT r.*, coalesce(pg_sequence_last_value(r.tickets) - r.ticket_base, 0) AS drawn
+        FROM rotation r WHERE v_queue IS NULL OR r.queue = v_queue
     ), signals AS MATERIALIZED (
         SELECT s.*, s.message_id IS NULL AND s.counted IS NULL AS is_policy
         FROM signal s WHERE v_queue IS NULL OR s.queue = v_queue
@@ -47,19 +48,13 @@ BEGIN
         WHERE v_queue IS NULL OR l.queue = v_queue
     ), planned AS MATERIALIZED (
         SELECT p.queue, e.id, e.tag, e.since, e.channel, p.place + e.nth - 1 AS place,
-            k.queue IS NOT NULL AS is_taken
+            p.place + e.nth - 1 <= r.place + r.drawn AND m.id IS NULL AS is_taken
         FROM plan p JOIN rotations r ON r.queue = p.queue
         CROSS JOIN LATERAL unnest(p.ids, p.tags, p.sinces, p.channels) WITH ORDINALITY
             AS e (id, tag, since, channel, nth)
-        LEFT JOIN (
-            SELECT k.queue, k.turn, x.id FROM taken k CROSS JOIN LATERAL unnest(k.ids) AS x (id)) k
-            ON k.queue = p.queue AND k.turn = r.turn AND k.id = e.id
+        LEFT JOIN LATERAL (SELECT m.* FROM message m WHERE m.id = e.id OFFSET 0) m
+            ON m.queue = p.queue AND m.channel = e.channel AND m.leased_until IS NULL
         WHERE p.place + e.nth - 1 > r.place
-    -- With how many messages were taken in all up to there.
-    ), batches AS MATERIALIZED (
-        SELECT k.queue, k.turn, k.place, k.upto,
-            sum(cardinality(k.ids)) OVER (PARTITION BY k.queue, k.turn ORDER BY k.place) AS messages
-        FROM taken k
     ), leases AS MATERIALIZED (
         SELECT m.id, m.queue, m.channel, m.leased_until, m.attempt, m.counted
         FROM message m WHERE m.leased_until IS NOT NULL AND (v_queue IS NULL OR m.queue = v_queue)
@@ -129,15 +124,18 @@ BEGIN
     FROM planned p JOIN rotations r ON r.queue = p.queue
     WHERE (p.tag, p.since) <= (r.vtime, r.vsince)
     UNION ALL
-    SELECT k.queue, NULL, 'messages taken from the plan', format('in turn %s', r.turn), format('in turn %s', k.turn)
-    FROM taken k LEFT JOIN rotations r ON r.queue = k.queue
+    SELECT k.queue, NULL, 'a planned message that was missed', format('in turn %s', r.turn), format('in turn %s', k.turn)
+    FROM missed k LEFT JOIN rotations r ON r.queue = k.queue
     WHERE (v_queue IS NULL OR k.queue = v_queue) AND k.turn IS DISTINCT FROM r.turn
     UNION ALL
-    SELECT r.queue, NULL, 'messages taken from the plan', format('%s up to place %s', k.upto - r.place, k.upto),
-        coalesce(u.messages, 0)::text
-    FROM batches k JOIN rotations r ON r.queue = k.queue AND r.turn = k.turn
-    LEFT JOIN batches u ON u.queue = k.queue AND u.turn = k.turn AND u.place = k.upto
-    WHERE coalesce(u.messages, 0) <> k.upto - r.place
+    SELECT r.queue, NULL, 'tickets drawn', 'at least 0', r.drawn::text
+    FROM rotations r
+    WHERE r.drawn < 0
+    UNION ALL
+    SELECT coalesce(r.queue, k.queue), NULL, 'tickets of the queue', r.tickets::text, 'tickets_' || k.number
+    FROM rotations r
+    FULL JOIN (SELECT k.* FROM tickets k WHERE v_queue IS NULL OR k.queue = v_queue) k ON k.queue = r.queue
+    WHERE r.tickets IS DISTINCT FROM to_regclass('tickets_' || k.number)
     UNION ALL
     SELECT s.queue, s.channel, 'a signal that no dequeue will read',
         format('from %s on, or one of %s', CASE WHEN s.urgent THEN r.urgent_from ELSE r.news_from END,

@@ -40,7 +40,7 @@ BEGIN
             AND NOT EXISTS (SELECT FROM message m WHERE m.queue = v_queue AND m.leased_until IS NOT NULL)
             AND NOT EXISTS (SELECT FROM lane l WHERE l.queue = v_queue)
             AND NOT EXISTS (SELECT FROM signal s WHERE s.queue = v_queue)
-            AND NOT EXISTS (SELECT FROM taken k WHERE k.queue = v_queue)
+            AND NOT EXISTS (SELECT FROM missed k WHERE k.queue = v_queue)
             AND NOT EXISTS (SELECT FROM plan p WHERE p.queue = v_queue)
         THEN
             RETURN;
@@ -51,10 +51,10 @@ BEGIN
         FROM lane l WHERE l.queue = v_queue
         RETURNING t.* INTO r;
     END IF;
-    IF EXISTS (SELECT FROM taken k WHERE k.queue = v_queue AND k.turn = r.turn) THEN
+    IF pg_sequence_last_value(r.tickets) <> r.ticket_base THEN
         r := scheduler_settle(v_queue);
     END IF;
-    DELETE FROM taken k WHERE k.queue = v_queue;
+    DELETE FROM missed k WHERE k.queue = v_queue;
     -- Beyond every turn that is named anywhere, so that nothing that was counted before counts.
     r.turn := greatest((SELECT max(t.turn) FROM rotation t WHERE t.queue = v_queue),
         1 + (SELECT max(l.counted_from) FROM lane l WHERE l.queue = v_queue),
@@ -65,6 +65,7 @@ BEGIN
     WHERE l.queue = v_queue AND k.queue = v_queue AND k.channel = l.channel AND (k.tag, k.ctid) > (l.tag, l.ctid);
     SELECT greatest(r.activations, r.vsince, max(l.since)) INTO r.activations FROM lane l WHERE l.queue = v_queue;
 
+    PERFORM scheduler_tickets(v_queue, false);
     -- That nobody starts beyond all others, wherever the lanes are now.
     PERFORM scheduler_unplan(v_queue);
     UPDATE rotation t
@@ -90,7 +91,7 @@ BEGIN
         max_concurrency = r.max_concurrency, paused_until = r.paused_until,
         running = r.running, counted_from = r.turn, rebuilt = NULL, clock = v_now, idle_floor = -1, swept = '',
         place = greatest(t.place, t.planned), planned = greatest(t.place, t.planned), ahead = 0,
-        plan_at = plan_after(), lane_tag = NULL, lane_since = NULL,
+        plan_at = plan_after(), lane_tag = NULL, lane_since = NULL, tickets = NULL,
         -- All signals are to be read again, whatever they say.
         news_from = '0', news_open = '{}', urgent_from = '0', urgent_open = '{}'
     WHERE t.queue = v_queue;

@@ -70,7 +70,7 @@ BEGIN
             OR (t.urgent_open <> '{}' AND scheduler_told(v_queue, true, t.urgent_open)) AS has_urgent,
         EXISTS (SELECT FROM signal s WHERE s.queue = v_queue AND NOT s.urgent AND s.xid >= t.news_from)
             OR (t.news_open <> '{}' AND scheduler_told(v_queue, false, t.news_open)) AS has_news,
-        EXISTS (SELECT FROM taken k WHERE k.queue = v_queue AND k.turn = t.turn) AS has_taken,
+        t.tickets IS NOT NULL AND coalesce(pg_sequence_last_value(t.tickets), -1) <> t.ticket_base AS has_drawn,
         pg_current_snapshot() AS snapshot
     INTO v_state
     FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1;
@@ -82,10 +82,10 @@ BEGIN
         SELECT v_queue, 0, 0, 0, 0, 0, '0', '{}', '0', '{}', 'infinity', 9223372036854775807, -1, '',
             q.max_concurrency, paused_until(q.paused, q.resume_at), 0, 0, v_now, 0, 0, 0, 0, plan_after(), NULL, NULL
         FROM (SELECT) AS one LEFT JOIN queue q ON q.name = v_queue
-        RETURNING t AS rotation, true AS has_urgent, true AS has_news, false AS has_taken,
+        RETURNING t AS rotation, true AS has_urgent, true AS has_news, false AS has_drawn,
             pg_current_snapshot() AS snapshot INTO v_state;
     END IF;
-    IF v_state.has_taken THEN
+    IF v_state.has_drawn THEN
         r := scheduler_settle(v_queue);
     ELSE
         r := v_state.rotation;
@@ -101,7 +101,7 @@ BEGIN
     END IF;
     -- Where there is no news, who is under way is looked at now and then, and before the next plan: so nobody looks for
     -- long for who has come to an end, or walks over what somebody writes.
-    IF v_state.has_taken OR r.turn % 64 = 0 THEN
+    IF v_state.has_drawn OR r.turn % 64 = 0 THEN
         IF NOT v_has_urgent THEN
             SELECT u.horizon, u.open INTO r.urgent_from, r.urgent_open
             FROM scheduler_under_way(v_state.snapshot, r.urgent_from, NULL, NULL) u;
@@ -244,6 +244,12 @@ BEGIN
                     AND current_setting('fairqueue_turn.waited', true) = 'yes'))) p;
             r.planned := r.planned + v_got;
             v_written := false;
+            IF v_got > 0 AND r.tickets IS NULL THEN
+                SELECT k.tickets, coalesce(k.ticket_base, 0) INTO r.tickets, r.ticket_base
+                FROM scheduler_tickets(v_queue, true) k;
+                UPDATE rotation t SET tickets = r.tickets, ticket_base = r.ticket_base
+                WHERE t.queue = v_queue AND t.era = r.era;
+            END IF;
             IF v_got = 0 THEN
                 -- It isn't tried again before the rest of the plan has been served; or as many as have been without one.
                 v_rest := CASE WHEN r.planned > r.place THEN least(r.planned - r.place, plan_most())
@@ -350,8 +356,11 @@ BEGIN
         v_news := greatest(v_news, least(v_news * 4, 20000));
     END LOOP;
 
-    IF v_want > 0 AND r.ahead > 0 THEN
+    IF v_want > 0 AND (r.ahead > 0 OR r.tickets IS NOT NULL) THEN
         r.ahead := 0;
+        IF r.tickets IS NOT NULL THEN
+            SELECT k.tickets INTO r.tickets FROM scheduler_tickets(v_queue, false) k;
+        END IF;
         r.plan_at := plan_after();
         v_written := false;
     END IF;
@@ -369,7 +378,7 @@ BEGIN
             max_concurrency = r.max_concurrency, paused_until = r.paused_until, running = r.running,
             counted_from = r.counted_from, rebuilt = r.rebuilt, clock = r.clock, maintain_at = r.maintain_at,
             place = r.place, planned = r.planned, ahead = r.ahead, plan_at = r.plan_at,
-            lane_tag = NULL, lane_since = NULL
+            lane_tag = NULL, lane_since = NULL, tickets = r.tickets
         WHERE t.queue = v_queue AND t.era = r.era;
     END IF;
 END

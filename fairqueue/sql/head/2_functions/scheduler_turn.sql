@@ -5,7 +5,7 @@
 -- whether it had to wait is to be read in fairqueue_turn.waited. False: somebody else has it and waiting could deadlock,
 -- because this transaction holds the turn of another queue, or wrote something before it came to dequeue, and so may
 -- hold other locks.
--- Locks: one transaction-level advisory lock a queue. Besides this, message_dequeue and scheduler_passed take it.
+-- Locks: one transaction-level advisory lock a queue. Besides this, message_dequeue takes it.
 --
 -- Raises lock_not_available after 10 s: a transaction that dequeues has to commit at once.
 CREATE FUNCTION scheduler_turn(
