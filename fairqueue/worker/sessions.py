@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Engine
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from fairqueue.errors import InvalidValue
+from fairqueue.models import Message
 from fairqueue.schema import DEFAULT_SCHEMA
 
 from .handlers import Handler
@@ -67,7 +69,8 @@ def check_schema(worker: Worker, handler: Handler) -> None:
     bind = _bind_for(worker, handler)
     if not handler.takes_session or bind is None:
         return
-    theirs, ours = _schema_of(bind), _schema_of(worker.engine)
+    of_sessions = _told(worker.async_session if handler.is_async else worker.session).get("execution_options") or {}
+    theirs, ours = _schema_of(bind, of_sessions), _schema_of(worker.engine, {})
     if theirs != ours:
         raise InvalidValue(
             f"the worker's engine leads to schema {ours!r}, but the sessions of {handler.name} to {theirs!r}: give the"
@@ -96,25 +99,28 @@ def check_isolation(worker: Worker, handler: Handler) -> None:
 
 def async_engines(worker: Worker) -> set[AsyncEngine]:
     """Those of the worker and of its async handler's sessions."""
-    several = _told(worker.async_session).get("binds") or {}
-    engines = (worker.engine, _bind_of(worker.async_session), *several.values())
+    told = _told(worker.async_session)
+    engines = (worker.engine, told.get("bind"), *(told.get("binds") or {}).values())
     return {engine for engine in engines if isinstance(engine, AsyncEngine)}
 
 
-def _schema_of(bind: Any) -> str:
-    names = bind.get_execution_options().get("schema_translate_map") or {}
+def _schema_of(bind: Any, of_sessions: Mapping[str, Any]) -> str:
+    names = {**bind.get_execution_options(), **of_sessions}.get("schema_translate_map") or {}
     return str(names.get(DEFAULT_SCHEMA, DEFAULT_SCHEMA))
 
 
 def _bind_for(worker: Worker, handler: Handler) -> object:
-    """What the handler's sessions are bound to, without its async front; None: nobody knows."""
+    """What the handler's sessions have messages in, without its async front; None: nobody knows."""
     bind = _bind_of(worker.async_session if handler.is_async else worker.session)
     return getattr(bind, "sync_engine", bind)
 
 
 def _bind_of(factory: object) -> object:
-    """What a sessionmaker makes its sessions of, unless they have several databases; None for other factories."""
-    return _told(factory).get("bind")
+    """Where the sessions of a sessionmaker have messages; None for other factories."""
+    told = _told(factory)
+    binds = told.get("binds") or {}
+    found = (binds[key] for key in (Message, Message.__mapper__, Message.__table__, *Message.__mro__) if key in binds)
+    return next(found, told.get("bind"))
 
 
 def _told(factory: object) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from importlib.metadata import version
 from types import SimpleNamespace
 from typing import Any
 
@@ -144,7 +145,16 @@ def test_those_of_another_schema(kind: str, engine_of: EngineOf) -> None:
         app.handler(handler_of(kind, lambda *_: None))
         with pytest.raises(fq.InvalidValue, match=message_), app:
             pass
-    app = fq.Worker(jobs, **{parameter: make(engine.execution_options(**fq.in_schema("jobs")))})
-    app.handler(handler_of(kind, lambda *_: None))
-    with pytest.raises(fq.SchemaVersionError), app:  # as there is none
-        pass
+    own = {"execution_options": fq.in_schema("jobs")} if version("sqlalchemy") >= "2.1" else {"bind": jobs}
+    for there in ({"bind": jobs}, {"bind": engine, "binds": {fq.Message: jobs}}, {"bind": engine, **own}):
+        app = fq.Worker(jobs, **{parameter: make(**there)})
+        app.handler(handler_of(kind, lambda *_: None))
+        with pytest.raises(fq.SchemaVersionError), app:  # as there is none
+            pass
+        app = fq.Worker(engine, **{parameter: make(**there)})
+        app.handler(handler_of(kind, lambda *_: None))
+        with (
+            pytest.raises(fq.InvalidValue, match=r"leads to schema 'fairqueue', but the sessions of .* to 'jobs'"),
+            app,
+        ):
+            pass
