@@ -381,7 +381,7 @@ CREATE UNIQUE INDEX message_key ON message (queue, channel, key) WHERE key IS NO
 
 -- Places of the plan for which a dequeue without the turn had a ticket, and found that the message is gone, or held by a
 -- user: one row a place, until the next turn. All other places for which there were tickets, and where no message is
--- left, have been served.
+-- left, count as served.
 --
 -- Written by message_dequeue, append-only; deleted by scheduler_settle and queue_repair, within the turn.
 CREATE TABLE missed (
@@ -2855,6 +2855,7 @@ BEGIN
             AND NOT EXISTS (SELECT FROM signal s WHERE s.queue = v_queue)
             AND NOT EXISTS (SELECT FROM missed k WHERE k.queue = v_queue)
             AND NOT EXISTS (SELECT FROM plan p WHERE p.queue = v_queue)
+            AND NOT EXISTS (SELECT FROM tickets k WHERE k.queue = v_queue)
         THEN
             RETURN;
         END IF;
@@ -4342,7 +4343,7 @@ BEGIN
 
     IF v_want > 0 AND (r.ahead > 0 OR r.tickets IS NOT NULL) THEN
         r.ahead := 0;
-        IF r.tickets IS NOT NULL THEN
+        IF r.tickets IS NOT NULL AND r.place >= r.planned THEN
             SELECT k.tickets INTO r.tickets FROM scheduler_tickets(v_queue, false) k;
         END IF;
         r.plan_at := plan_after();
@@ -4792,9 +4793,10 @@ BEGIN
     WHERE p.queue = v_queue AND p.place > r.place - 32 AND p.place <= r.place + v_ticket - r.ticket_base
         AND e.place > r.place AND e.place <= r.place + v_ticket - r.ticket_base;
     -- By its id, not by its row, which may be another one: the table was rewritten, or restored. All at once, as hardly ever
-    -- one is left.
+    -- one is left; and by the id alone, so that no index but that one can be used for it.
     IF v_missed <> '{}' OR EXISTS (
-        SELECT FROM message m WHERE m.id = ANY (v_ids) AND m.queue = v_queue AND m.leased_until IS NULL)
+        SELECT FROM (SELECT m.* FROM message m WHERE m.id = ANY (v_ids) OFFSET 0) m
+        WHERE m.queue = v_queue AND m.leased_until IS NULL)
     THEN
         SELECT max(d.place) FILTER (WHERE d.is_taken), min(d.place) FILTER (WHERE NOT d.is_taken) INTO v_last, v_gap
         FROM (
@@ -4804,7 +4806,6 @@ BEGIN
                 FROM plan p
                 CROSS JOIN LATERAL unnest(p.ids, p.channels) WITH ORDINALITY AS e (id, channel, nth)
                 WHERE p.queue = v_queue AND p.place > r.place - 32 AND p.place <= v_last) e
-            -- By its id alone, so that no index but that one can be used for it.
             LEFT JOIN LATERAL (SELECT m.* FROM message m WHERE m.id = e.id OFFSET 0) m
                 ON m.queue = v_queue AND m.channel = e.channel AND m.leased_until IS NULL
             WHERE e.place > r.place AND e.place <= v_last) d;
@@ -4975,7 +4976,7 @@ BEGIN
             -- Unless another queue has got it since that look. Who has not committed that has the lock.
             INSERT INTO tickets (number, queue) VALUES (v_number, v_queue) ON CONFLICT DO NOTHING
             RETURNING to_regclass('tickets_' || v_number) INTO tickets;
-            EXIT;
+            EXIT WHEN tickets IS NOT NULL;
         END IF;
     END LOOP;
     ticket_base := nextval(tickets);

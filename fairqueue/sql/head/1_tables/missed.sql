@@ -1,6 +1,6 @@
 -- Places of the plan for which a dequeue without the turn had a ticket, and found that the message is gone, or held by a
 -- user: one row a place, until the next turn. All other places for which there were tickets, and where no message is
--- left, have been served.
+-- left, count as served.
 --
 -- Written by message_dequeue, append-only; deleted by scheduler_settle and queue_repair, within the turn.
 CREATE TABLE missed (

@@ -42,6 +42,7 @@ BEGIN
             AND NOT EXISTS (SELECT FROM signal s WHERE s.queue = v_queue)
             AND NOT EXISTS (SELECT FROM missed k WHERE k.queue = v_queue)
             AND NOT EXISTS (SELECT FROM plan p WHERE p.queue = v_queue)
+            AND NOT EXISTS (SELECT FROM tickets k WHERE k.queue = v_queue)
         THEN
             RETURN;
         END IF;

@@ -358,7 +358,7 @@ BEGIN
 
     IF v_want > 0 AND (r.ahead > 0 OR r.tickets IS NOT NULL) THEN
         r.ahead := 0;
-        IF r.tickets IS NOT NULL THEN
+        IF r.tickets IS NOT NULL AND r.place >= r.planned THEN
             SELECT k.tickets INTO r.tickets FROM scheduler_tickets(v_queue, false) k;
         END IF;
         r.plan_at := plan_after();

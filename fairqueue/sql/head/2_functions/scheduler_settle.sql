@@ -42,9 +42,10 @@ BEGIN
     WHERE p.queue = v_queue AND p.place > r.place - 32 AND p.place <= r.place + v_ticket - r.ticket_base
         AND e.place > r.place AND e.place <= r.place + v_ticket - r.ticket_base;
     -- By its id, not by its row, which may be another one: the table was rewritten, or restored. All at once, as hardly ever
-    -- one is left.
+    -- one is left; and by the id alone, so that no index but that one can be used for it.
     IF v_missed <> '{}' OR EXISTS (
-        SELECT FROM message m WHERE m.id = ANY (v_ids) AND m.queue = v_queue AND m.leased_until IS NULL)
+        SELECT FROM (SELECT m.* FROM message m WHERE m.id = ANY (v_ids) OFFSET 0) m
+        WHERE m.queue = v_queue AND m.leased_until IS NULL)
     THEN
         SELECT max(d.place) FILTER (WHERE d.is_taken), min(d.place) FILTER (WHERE NOT d.is_taken) INTO v_last, v_gap
         FROM (
@@ -54,7 +55,6 @@ BEGIN
                 FROM plan p
                 CROSS JOIN LATERAL unnest(p.ids, p.channels) WITH ORDINALITY AS e (id, channel, nth)
                 WHERE p.queue = v_queue AND p.place > r.place - 32 AND p.place <= v_last) e
-            -- By its id alone, so that no index but that one can be used for it.
             LEFT JOIN LATERAL (SELECT m.* FROM message m WHERE m.id = e.id OFFSET 0) m
                 ON m.queue = v_queue AND m.channel = e.channel AND m.leased_until IS NULL
             WHERE e.place > r.place AND e.place <= v_last) d;

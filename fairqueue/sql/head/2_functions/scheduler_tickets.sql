@@ -26,7 +26,7 @@ BEGIN
             -- Unless another queue has got it since that look. Who has not committed that has the lock.
             INSERT INTO tickets (number, queue) VALUES (v_number, v_queue) ON CONFLICT DO NOTHING
             RETURNING to_regclass('tickets_' || v_number) INTO tickets;
-            EXIT;
+            EXIT WHEN tickets IS NOT NULL;
         END IF;
     END LOOP;
     ticket_base := nextval(tickets);
