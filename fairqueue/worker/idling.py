@@ -39,7 +39,7 @@ class Idler:
     """
 
     def __init__(self, worker: Worker, database: Database, news: Signal) -> None:
-        self._queue, self._poll = worker.queue, worker.poll
+        self._poll = worker.poll
         self._database = database
         self._news = news
         self._when_due = select(SchemaFunction("queue_due", worker.queue, type_=Double()))

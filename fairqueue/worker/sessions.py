@@ -69,7 +69,7 @@ def check_schema(worker: Worker, handler: Handler) -> None:
     bind = _bind_for(worker, handler)
     if not handler.takes_session or bind is None:
         return
-    of_sessions = _told(worker.async_session if handler.is_async else worker.session).get("execution_options") or {}
+    of_sessions = _told(_factory(worker, handler)).get("execution_options") or {}
     theirs, ours = _schema_of(bind, of_sessions), _schema_of(worker.engine, {})
     if theirs != ours:
         raise InvalidValue(
@@ -111,16 +111,16 @@ def _schema_of(bind: Any, of_sessions: Mapping[str, Any]) -> str:
 
 def _bind_for(worker: Worker, handler: Handler) -> object:
     """What the handler's sessions have messages in, without its async front; None: nobody knows."""
-    bind = _bind_of(worker.async_session if handler.is_async else worker.session)
+    told = _told(_factory(worker, handler))
+    binds = told.get("binds") or {}
+    found = (binds[key] for key in (Message, Message.__mapper__, Message.__table__, *Message.__mro__) if key in binds)
+    bind = next(found, told.get("bind"))
     return getattr(bind, "sync_engine", bind)
 
 
-def _bind_of(factory: object) -> object:
-    """Where the sessions of a sessionmaker have messages; None for other factories."""
-    told = _told(factory)
-    binds = told.get("binds") or {}
-    found = (binds[key] for key in (Message, Message.__mapper__, Message.__table__, *Message.__mro__) if key in binds)
-    return next(found, told.get("bind"))
+def _factory(worker: Worker, handler: Handler) -> object:
+    """What makes the handler's sessions."""
+    return worker.async_session if handler.is_async else worker.session
 
 
 def _told(factory: object) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from sqlalchemy.orm import Session
 
 import fairqueue as fq
 from tests.acts import lease_of, plan_ahead, put, sql
+from tests.fixtures.connections import Raw
 from tests.invariants import check_invariants
 from tests.observing import impatient
 from tests.scheduling.taking import (
@@ -87,9 +88,9 @@ def test_without_any_all_are_served_in_turns(session: Session) -> None:
     finish(session, [], *done)
 
 
-def test_who_gets_them_waits_for_nobody(session: Session, raw: object, database_url: str) -> None:
+def test_who_gets_them_waits_for_nobody(session: Session, raw: Raw, database_url: str) -> None:
     """Another queue gets, or gives back, its own in a transaction that isn't over."""
-    other = impatient(raw, database_url)  # type: ignore[arg-type]
+    other = impatient(raw, database_url)
     other.execute("SELECT FROM fairqueue.scheduler_tickets('other', true)")
     for channel in CHANNELS:
         put(session, channel, 120)
@@ -232,3 +233,28 @@ def test_a_repair_gives_them_back(session: Session, order: Ids, workers: list[ps
     assert fq.check(session) == []
     session.commit()
     finish(session, workers, done)
+
+
+def test_a_queue_that_is_paused_keeps_them(session: Session, order: Ids) -> None:
+    """What is planned is served side by side again, without a new plan."""
+    session.execute(fq.pause(queue="default"))
+    session.commit()
+    assert lease_of(session, 1) == []
+    assert owners(session) == {"default": [1]}
+    session.execute(fq.resume(queue="default"))
+    session.commit()
+    done = [[message.id for message in lease_of(session, 3)]]
+    turn = session.scalars(text(TURN)).one()
+    done += [[message.id for message in lease_of(session, 3)] for _ in range(5)]
+    assert session.scalars(text(TURN)).one() == turn
+    assert [id_ for ids in done for id_ in ids] == order[:18]
+    finish(session, [], *done)
+
+
+def test_those_of_a_queue_that_is_not_there(session: Session) -> None:
+    """Somebody has removed its rows."""
+    sql(session, "INSERT INTO fairqueue.tickets VALUES (5, 'gone')")
+    assert [(d.queue, d.problem) for d in fq.check(session)] == [("gone", "tickets of the queue")]
+    sql(session, "SELECT fairqueue.queue_repair('gone')")
+    assert fq.check(session) == []
+    assert owners(session) == {}

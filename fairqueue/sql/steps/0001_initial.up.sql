@@ -532,8 +532,9 @@ CREATE TABLE rotation (
     arrival_tag      bigint           NOT NULL DEFAULT 0,
     -- While lanes are derived anew (scheduler_rebuild): the last one that has been, '' before the first.
     rebuilt          text COLLATE "C",
-    -- While there is a plan: the sequence of which tickets for its places are drawn, and the last ticket that was drawn
-    -- when what was taken from the plan was settled last. So the next one is for the place behind place.
+    -- From the plan on until a dequeue comes up short, if there was one to be had: the sequence of which tickets for the
+    -- places of the plan are drawn, and the last ticket that was drawn when what was taken of it was settled last. So the
+    -- next one is for the place behind place.
     tickets          regclass,
     ticket_base      bigint           NOT NULL DEFAULT 0,
     CONSTRAINT rotation_pkey PRIMARY KEY (queue, era)
@@ -4769,6 +4770,7 @@ AS $$
 DECLARE
     v_queue CONSTANT text := $1;
     v_ticket bigint;
+    v_drawn bigint;
     v_missed bigint[];
     v_ids bigint[];
     v_last bigint;
@@ -4782,6 +4784,7 @@ BEGIN
     SELECT t.* INTO r FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1;
     -- None was drawn of it: rotation was copied here without its sequences, as by logical replication.
     v_ticket := coalesce(pg_sequence_last_value(r.tickets), nextval(r.tickets), r.ticket_base);
+    v_drawn := r.place + v_ticket - r.ticket_base;
     v_missed := ARRAY(SELECT k.place FROM missed k WHERE k.queue = v_queue AND k.turn = r.turn);
     -- Nobody takes what comes after a lane.
     SELECT array_agg(e.id), max(e.place) INTO v_ids, v_last
@@ -4790,8 +4793,8 @@ BEGIN
         SELECT e.id, p.place + e.nth - 1 AS place
         FROM unnest(p.ids, p.tags, p.sinces) WITH ORDINALITY AS e (id, tag, since, nth)
         WHERE (e.tag, e.since) < (r.lane_tag, r.lane_since)) e
-    WHERE p.queue = v_queue AND p.place > r.place - 32 AND p.place <= r.place + v_ticket - r.ticket_base
-        AND e.place > r.place AND e.place <= r.place + v_ticket - r.ticket_base;
+    WHERE p.queue = v_queue AND p.place > r.place - 32 AND p.place <= v_drawn
+        AND e.place > r.place AND e.place <= v_drawn;
     -- By its id, not by its row, which may be another one: the table was rewritten, or restored. All at once, as hardly ever
     -- one is left; and by the id alone, so that no index but that one can be used for it.
     IF v_missed <> '{}' OR EXISTS (

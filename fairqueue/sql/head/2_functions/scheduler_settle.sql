@@ -18,6 +18,7 @@ AS $$
 DECLARE
     v_queue CONSTANT text := $1;
     v_ticket bigint;
+    v_drawn bigint;
     v_missed bigint[];
     v_ids bigint[];
     v_last bigint;
@@ -31,6 +32,7 @@ BEGIN
     SELECT t.* INTO r FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1;
     -- None was drawn of it: rotation was copied here without its sequences, as by logical replication.
     v_ticket := coalesce(pg_sequence_last_value(r.tickets), nextval(r.tickets), r.ticket_base);
+    v_drawn := r.place + v_ticket - r.ticket_base;
     v_missed := ARRAY(SELECT k.place FROM missed k WHERE k.queue = v_queue AND k.turn = r.turn);
     -- Nobody takes what comes after a lane.
     SELECT array_agg(e.id), max(e.place) INTO v_ids, v_last
@@ -39,8 +41,8 @@ BEGIN
         SELECT e.id, p.place + e.nth - 1 AS place
         FROM unnest(p.ids, p.tags, p.sinces) WITH ORDINALITY AS e (id, tag, since, nth)
         WHERE (e.tag, e.since) < (r.lane_tag, r.lane_since)) e
-    WHERE p.queue = v_queue AND p.place > r.place - 32 AND p.place <= r.place + v_ticket - r.ticket_base
-        AND e.place > r.place AND e.place <= r.place + v_ticket - r.ticket_base;
+    WHERE p.queue = v_queue AND p.place > r.place - 32 AND p.place <= v_drawn
+        AND e.place > r.place AND e.place <= v_drawn;
     -- By its id, not by its row, which may be another one: the table was rewritten, or restored. All at once, as hardly ever
     -- one is left; and by the id alone, so that no index but that one can be used for it.
     IF v_missed <> '{}' OR EXISTS (
