@@ -94,6 +94,7 @@ plan = Table(
     Column("place", BigInteger, nullable=False, autoincrement=False),
     Column("rows", ARRAY(TID), nullable=False),
     Column("ids", ARRAY(BigInteger), nullable=False),
+    Column("attempts", ARRAY(Integer), nullable=False),
     Column("tags", ARRAY(BigInteger), nullable=False),
     Column("sinces", ARRAY(BigInteger), nullable=False),
     Column("channels", ARRAY(Text), nullable=False),

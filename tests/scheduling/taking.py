@@ -1,6 +1,7 @@
 """Dequeues side by side, each in a transaction that ends when the test says so."""
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import psycopg
 from sqlalchemy import select, text, update
@@ -16,6 +17,13 @@ CHANNELS = "abcdef"
 Ids = list[int]
 #: A connection with this name.
 Named = Callable[[str], psycopg.Connection]
+
+
+class DequeueAfter(Protocol):
+    """What happens between two dequeues, how the transaction of the first ends, and their size: what both return."""
+
+    def __call__(self, meanwhile: Callable[[], None], end: str, size: int = 24) -> tuple[Ids, Ids]: ...
+
 
 #: Keys as they are, but that some wait for whoever has lock 42: "first 42" before it looks whether it is the first,
 #: "plans 42" before it plans.

@@ -4,7 +4,6 @@ What is left of them comes next. Nobody gets for nothing what was served past th
 of it.
 """
 
-import random
 from collections import Counter
 from collections.abc import Callable
 
@@ -16,7 +15,6 @@ from sqlalchemy.orm import Session
 import fairqueue as fq
 from tests.acts import lease_of, put, sql
 from tests.invariants import check_invariants
-from tests.observing import value
 from tests.scheduling.taking import (
     CHANNELS,
     Ids,
@@ -280,49 +278,6 @@ def test_what_was_taken_past_what_is_rolled_back_was_not_for_nothing(
     assert served == {**dict.fromkeys([*CHANNELS, "late"], 5), "b": 4}
     assert {*order[:6]} <= {message.id for message in batch}
     finish(session, workers, *done, [message.id for message in batch])
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_each_channel_owes_for_what_it_got(session: Session, workers: list[psycopg.Connection], seed: int) -> None:
-    """Whatever its messages cost, and whatever was cancelled or given back in between, if not one after the other."""
-    chance = random.Random(seed)  # noqa: S311 - not for secrets
-    for channel in CHANNELS:
-        session.add(fq.Channel(name=channel, weight=chance.choice([1, 2.5])))
-        fq.enqueue_many(session, [{"channel": channel, "cost": chance.choice([1, 3, 40])} for _ in range(120)])
-    session.commit()
-    order = plan_once(session)
-    gone = {*dequeue(workers[3])}  # which keeps its share, so that nobody takes the turn meanwhile
-    given_back: set[int] = set()
-    for _ in range(16):
-        worker = chance.choice(workers[:3])
-        given = {*dequeue(worker)}
-        gone |= given
-        left = [id_ for id_ in order if id_ not in gone | given_back][:16]
-        if chance.random() < 0.5:
-            session.execute(fq.cancel(chance.sample(left, 6)))
-            forget_news(session)
-        # What one that is rolled back had missed isn't known.
-        missed = "SELECT count(*) FROM fairqueue.missed"
-        if chance.random() < 0.3 and value(worker, missed) == session.scalar(text(missed)):
-            worker.rollback()
-            gone -= given
-            given_back |= given
-        else:
-            worker.commit()
-    workers[3].commit()
-    a_second_later(session)
-    lease_of(session, 5)
-    check_invariants(session.connection())
-    session.execute(text("SELECT fairqueue.scheduler_unplan('default')"))
-    tags = session.execute(text("SELECT channel, tag FROM fairqueue.lane")).all()
-    served = session.execute(
-        text("""
-            SELECT m.channel, sum(fairqueue.lane_step(m.cost, c.weight))
-            FROM fairqueue.message m JOIN fairqueue.channel c ON c.name = m.channel
-            WHERE m.leased_until IS NOT NULL GROUP BY m.channel""")
-    ).all()
-    assert {*tags} == {*served}
-    check_invariants(session.connection())
 
 
 def test_who_comes_after_much_was_put_off_is_not_ahead(session: Session, workers: list[psycopg.Connection]) -> None:

@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from tests.fixtures.connections import Raw
-from tests.observing import leases, value, without_autovacuum
+from tests.observing import DRAWN, leases, value, without_autovacuum
 from tests.watching import Connection, Statement, Watched
 
 pytestmark = pytest.mark.slow
@@ -64,3 +64,39 @@ def test_who_came_first_reads_no_more(raw: Raw, database_url: str) -> None:
         for statement in way_of_messages(connection, watched)
     ]
     assert not [(rows, joined, query) for rows, joined, query in read if max(rows, joined) > 2000]
+
+
+def test_settling_reads_what_was_drawn(raw: Raw, database_url: str) -> None:
+    """By its ids, though nothing says how many messages there are: not the backlog."""
+    connection, other = raw(database_url), raw(database_url)
+    connection.autocommit = True
+    without_autovacuum(connection)
+    connection.execute("INSERT INTO fairqueue.message (channel) SELECT 'c' || g % 20 FROM generate_series(1, 5000) g")
+    watched = Watched(raw(database_url))
+    dequeue = "SELECT * FROM fairqueue.message_dequeue('default', 3)"
+    watched.run(dequeue)
+    connection.execute("UPDATE fairqueue.rotation SET ahead = 512, plan_at = 0")
+    for _ in range(5):  # The first of them plans.
+        watched.run(dequeue)
+    other.execute(dequeue.encode())
+    other.rollback()
+    watched.run(dequeue)
+    connection.execute("UPDATE fairqueue.rotation SET clock = clock - 1001")
+    drawn, planned = value(connection, DRAWN), value(connection, "SELECT planned - place FROM fairqueue.rotation")
+    assert 15 <= drawn < 100 < planned < 2000
+    settling = [
+        statement
+        for statement in watched.run(dequeue)
+        if "v_ids" in statement.query or "scheduler_planned" in statement.query or "m.attempt <= " in statement.query
+    ]
+    assert len(settling) >= 3
+    used = {
+        node["Index Name"]
+        for statement in settling
+        for node in statement.nodes
+        if node.get("Relation Name") == "message"
+    }
+    assert used == {"message_pkey"}
+    (looked,) = [statement.rows_of("message") for statement in settling if "v_ids" in statement.query]
+    assert 0 < looked <= drawn
+    assert max(statement.rows_of("message") for statement in settling) <= planned

@@ -17,10 +17,11 @@ from tests.acts import complete, lease_of, plan_ahead, put, sql, wait_until
 from tests.fixtures.connections import Raw
 from tests.invariants import check_invariants
 from tests.limiting import limit
-from tests.observing import observer, value, waits_for_a_lock
+from tests.observing import observer, value
 from tests.scheduling.taking import (
     CHANNELS,
     GATE,
+    DequeueAfter,
     Ids,
     Named,
     a_second_later,
@@ -40,9 +41,6 @@ FAR = 4_000_000_000_000
 
 #: The queue from whose plan a session took last time.
 PLANNED = "SELECT current_setting('fairqueue_turn.planned', true)"
-
-#: What happens between two dequeues, and how the transaction of the first ends: what both return.
-DequeueAfter = Callable[[Callable[[], None], str], tuple[Ids, Ids]]
 
 
 def test_none_waits_and_each_gets_the_next(session: Session, order: Ids, workers: list[psycopg.Connection]) -> None:
@@ -157,25 +155,6 @@ def a_message_comes(session: Session) -> None:
 
 def a_lease_runs_out(session: Session) -> None:
     sql(session, "UPDATE fairqueue.rotation SET lease_floor = '2000-01-01'")
-
-
-@pytest.fixture
-def dequeue_after(raw: Raw, database_url: str) -> DequeueAfter:
-    """Two dequeue 24 messages, one after the other; between them something happens for which the second has to wait."""
-
-    def run(meanwhile: Callable[[], None], end: str) -> tuple[Ids, Ids]:
-        first, second, watching = raw(database_url), raw(database_url), observer(raw, database_url)
-        done = dequeue(first, 24)
-        meanwhile()
-        with ThreadPoolExecutor(1) as pool:
-            serving = pool.submit(dequeue, second, 24)
-            wait_until(lambda: waits_for_a_lock(watching, second))
-            getattr(first, end)()
-            served = serving.result()
-        second.commit()
-        return done, served
-
-    return run
 
 
 def edited(session: Session, id_: int) -> None:

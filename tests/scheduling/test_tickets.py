@@ -1,15 +1,17 @@
 """The tickets by which dequeues side by side share out a plan: who has which, and what is when there are none."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import psycopg
 import pytest
 from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
-from tests.acts import lease_of, plan_ahead, put, sql
+from tests.acts import alter, lease_of, plan_ahead, put, sql, wait_until
 from tests.fixtures.connections import Raw
 from tests.invariants import check_invariants
-from tests.observing import impatient
+from tests.observing import impatient, observer, value, waits_for_a_lock
 from tests.scheduling.taking import (
     CHANNELS,
     Ids,
@@ -101,6 +103,35 @@ def test_who_gets_them_waits_for_nobody(session: Session, raw: Raw, database_url
     other.execute("SELECT FROM fairqueue.scheduler_tickets('other', false)")
     other.commit()
     assert owners(session) == {"default": [2]}
+
+
+@pytest.mark.shared_database(False)
+def test_one_that_another_got_meanwhile(session: Session, engine: Engine, raw: Raw, database_url: str) -> None:
+    """Since the look at which are free: the next one is."""
+    alter(engine, "scheduler_tickets", "IF pg_try", "PERFORM pg_advisory_xact_lock_shared(42); IF pg_try")
+    first, gate, watching = raw(database_url), raw(database_url), observer(raw, database_url)
+    gate.execute("SELECT pg_advisory_lock(42)")
+    with ThreadPoolExecutor(1) as pool:
+        getting = pool.submit(value, first, "SELECT tickets::text FROM fairqueue.scheduler_tickets('default', true)")
+        wait_until(lambda: waits_for_a_lock(watching, first))
+        sql(session, "INSERT INTO fairqueue.tickets VALUES (1, 'other')")
+        gate.execute("SELECT pg_advisory_unlock(42)")
+        assert getting.result() == "fairqueue.tickets_2"
+    first.commit()
+    assert owners(session) == {"other": [1], "default": [2]}
+    sql(session, "DELETE FROM fairqueue.tickets")
+
+
+def test_a_queue_with_a_limit_gets_none(session: Session) -> None:
+    """As it is served in turns anyway. What is planned for it is served in its order."""
+    session.add(fq.Queue(name="default", max_concurrency=1000))
+    session.commit()
+    for channel in CHANNELS:
+        put(session, channel, 120)
+    order = plan_once(session)
+    assert len(order) > 500
+    assert owners(session) == {}
+    assert [message.id for message in lease_of(session, 9)] == order[:9]
 
 
 def the_table_is_rewritten(session: Session) -> None:

@@ -383,7 +383,8 @@ CREATE UNIQUE INDEX message_key ON message (queue, channel, key) WHERE key IS NO
 -- user: one row a place, until the next turn. All other places for which there were tickets, and where no message is
 -- left, count as served.
 --
--- Written by message_dequeue, append-only; deleted by scheduler_settle and queue_repair, within the turn.
+-- Written by message_dequeue and, where that needs the turn after all, by scheduler_serve: append-only. Deleted by
+-- scheduler_settle and queue_repair, within the turn.
 CREATE TABLE missed (
     queue  text COLLATE "C" NOT NULL,
     -- That of the rotation at the time. What is of an earlier one is never looked at again.
@@ -395,10 +396,10 @@ CREATE TABLE missed (
 -- What comes next, where much is waiting: the order of a queue's next messages, scheduled ahead.
 --
 -- Written by dequeues alone, one at a time for each queue: by scheduler_plan_write, scheduler_unplan, and scheduler_plan,
--- which deletes what was served. Read by these, by scheduler_settle, scheduler_activate, scheduler_serve,
--- scheduler_serve_plan and queue_check, and by message_dequeue, side by side. A row is a stretch of the order, as arrays:
--- its n-th message stands at rows[n], has ids[n], starts at the tag tags[n] and belongs to activation sinces[n] of the
--- lane of channels[n], which itself stands behind all of its planned messages. What isn't beyond the place of the
+-- which deletes what was served. Read by these, by scheduler_planned, scheduler_settle, scheduler_activate,
+-- scheduler_serve and scheduler_serve_plan, and by message_dequeue, side by side. A row is a stretch of the order, as arrays:
+-- its n-th message stands at rows[n], has ids[n] and the attempt attempts[n], starts at the tag tags[n] and belongs to
+-- activation sinces[n] of the lane of channels[n], which itself stands behind all of its planned messages. What isn't beyond the place of the
 -- rotation has been served.
 CREATE TABLE plan (
     queue     text COLLATE "C" NOT NULL,
@@ -406,6 +407,7 @@ CREATE TABLE plan (
     place     bigint           NOT NULL,
     rows      tid[]            NOT NULL,
     ids       bigint[]         NOT NULL,
+    attempts  integer[]        NOT NULL,
     tags      bigint[]         NOT NULL,
     sinces    bigint[]         NOT NULL,
     channels  text[]           NOT NULL,
@@ -1858,12 +1860,14 @@ DECLARE
     -- The place of a ticket is its number and this.
     v_before bigint;
     v_missing integer;
-    v_noted integer;
     v_places bigint[];
     v_first bigint;
     v_last bigint;
     v_found tid[];
     v_rows tid[];
+    -- Places whose message wasn't there, in v_turn.
+    v_missed bigint[];
+    v_noted integer;
 BEGIN
     -- Where a call for each message counts, so does each condition.
     IF (char_length(v_queue) BETWEEN 1 AND 255 AND max_messages BETWEEN 1 AND 10000
@@ -1917,16 +1921,17 @@ BEGIN
                 FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1) t;
             IF v_is_calm THEN
                 v_rows := '{}';
+                v_missed := '{}';
                 FOR v_draw IN 1..36 LOOP
                     -- Each gets other numbers, whatever becomes of its transaction.
                     v_missing := max_messages - cardinality(v_rows);
-                    v_first := v_before + nextval(v_tickets);
-                    v_last := v_first;
-                    v_places := ARRAY[v_first];
-                    FOR i IN 2..v_missing LOOP
-                        v_last := v_before + nextval(v_tickets);
-                        v_places[i] := v_last;
-                    END LOOP;
+                    IF v_missing = 1 THEN
+                        v_places := ARRAY[v_before + nextval(v_tickets)];
+                    ELSE
+                        v_places := ARRAY(SELECT v_before + nextval(v_tickets) FROM generate_series(1, v_missing));
+                    END IF;
+                    v_first := v_places[1];
+                    v_last := v_places[v_missing];
                     -- What is planned there. What others have done since that look makes no difference: while there are
                     -- shares, what is planned before the end stays as it is.
                     SELECT array_agg(m.row) FILTER (WHERE m.row = n.row) INTO v_found
@@ -1956,16 +1961,15 @@ BEGIN
                     -- Some are gone, a user holds or has just changed them, or a lane comes first. Whoever is alone can do
                     -- it as it should be done, in the turn. Else others have taken what comes next, and go on to do so.
                     v_rows := v_rows || v_found;
-                    INSERT INTO missed (queue, turn, place)
-                    SELECT v_queue, v_turn, p.place + e.nth - 1
-                    FROM plan p
-                    CROSS JOIN LATERAL unnest(p.rows, p.tags, p.sinces) WITH ORDINALITY AS e (row, tag, since, nth)
-                    WHERE p.queue = v_queue AND p.place > v_first - 32 AND p.place <= v_last
-                        AND p.place + e.nth - 1 = ANY (v_places) AND (e.row = ANY (v_found)) IS NOT TRUE
-                        AND (e.tag, e.since) < (v_lane_tag, v_lane_since)
-                    ON CONFLICT DO NOTHING;
-
-                    GET DIAGNOSTICS v_noted = ROW_COUNT;
+                    v_noted := cardinality(v_missed);
+                    v_missed := v_missed || ARRAY(
+                        SELECT p.place + e.nth - 1
+                        FROM plan p
+                        CROSS JOIN LATERAL unnest(p.rows, p.tags, p.sinces) WITH ORDINALITY AS e (row, tag, since, nth)
+                        WHERE p.queue = v_queue AND p.place > v_first - 32 AND p.place <= v_last
+                            AND p.place + e.nth - 1 = ANY (v_places) AND (e.row = ANY (v_found)) IS NOT TRUE
+                            AND (e.tag, e.since) < (v_lane_tag, v_lane_since));
+                    v_noted := cardinality(v_missed) - v_noted;
                     EXIT WHEN v_noted + coalesce(cardinality(v_found), 0) < v_missing
                         OR (pg_try_advisory_lock(queue_key(v_queue)) AND pg_advisory_unlock(queue_key(v_queue)));
                 END LOOP;
@@ -1980,6 +1984,9 @@ BEGIN
                     RETURNING m.id, m.channel, m.attempt, m.payload, m.body, m.state, m.error, m.dequeue_at, m.cost,
                         m.created_at, m.leased_until, m.key, m.forgiven, m.first_leased_at;
 
+                    IF v_missed <> '{}' THEN
+                        INSERT INTO missed (queue, turn, place) SELECT v_queue, v_turn, k FROM unnest(v_missed) AS k;
+                    END IF;
                     IF NOT v_took THEN
                         PERFORM set_config('fairqueue_turn.planned', v_queue, false);
                     END IF;
@@ -2003,7 +2010,7 @@ BEGIN
     IF v_took THEN
         PERFORM set_config('fairqueue_turn.planned', '', false);
     END IF;
-    RETURN QUERY SELECT * FROM scheduler_serve(v_queue, max_messages, lease_seconds, v_worker, v_wrote);
+    RETURN QUERY SELECT * FROM scheduler_serve(v_queue, max_messages, lease_seconds, v_worker, v_wrote, v_turn, v_missed);
 END
 $$;
 
@@ -2494,14 +2501,8 @@ BEGIN
             SELECT greatest(v_now, r.clock) AS at, coalesce(l.channel > r.rebuilt, false) AS is_behind) t
         WHERE v_queue IS NULL OR l.queue = v_queue
     ), planned AS MATERIALIZED (
-        SELECT p.queue, e.id, e.tag, e.since, e.channel, p.place + e.nth - 1 AS place,
-            p.place + e.nth - 1 <= r.place + r.drawn AND m.id IS NULL AS is_taken
-        FROM plan p JOIN rotations r ON r.queue = p.queue
-        CROSS JOIN LATERAL unnest(p.ids, p.tags, p.sinces, p.channels) WITH ORDINALITY
-            AS e (id, tag, since, channel, nth)
-        LEFT JOIN LATERAL (SELECT m.* FROM message m WHERE m.id = e.id OFFSET 0) m
-            ON m.queue = p.queue AND m.channel = e.channel AND m.leased_until IS NULL
-        WHERE p.place + e.nth - 1 > r.place
+        SELECT r.queue, p.*
+        FROM (SELECT DISTINCT r.queue FROM rotations r) r CROSS JOIN LATERAL scheduler_planned(r.queue) p
     ), leases AS MATERIALIZED (
         SELECT m.id, m.queue, m.channel, m.leased_until, m.attempt, m.counted
         FROM message m WHERE m.leased_until IS NOT NULL AND (v_queue IS NULL OR m.queue = v_queue)
@@ -2539,7 +2540,7 @@ BEGIN
     WHERE NOT EXISTS (
             SELECT FROM lanes l WHERE l.queue = w.queue AND l.channel = w.channel AND l.due IS NOT NULL
                 AND (l.head_at, l.head_id) <= (w.dequeue_at, w.id))
-        AND NOT EXISTS (SELECT FROM planned p WHERE p.queue = w.queue AND p.id = w.id AND NOT p.is_taken)
+        AND NOT EXISTS (SELECT FROM planned p WHERE p.queue = w.queue AND p.left_id = w.id)
         AND NOT EXISTS (SELECT FROM rotations r WHERE r.queue = w.queue AND w.channel > r.rebuilt)
         -- Two questions: as one, with OR, each channel would be compared with each signal.
         AND NOT EXISTS (SELECT FROM signals s WHERE s.queue = w.queue AND s.channel IS NULL)
@@ -3517,20 +3518,20 @@ BEGIN
         FROM shares s
     -- The last one of a lane isn't planned: so the lane stays active.
     ), candidates AS MATERIALIZED (
-        SELECT s.lane, s.channel, s.since, m.row, m.id, m.dequeue_at, m.nth > s.share AS is_beyond, m.is_last,
+        SELECT s.lane, s.channel, s.since, m.row, m.id, m.attempt, m.dequeue_at, m.nth > s.share AS is_beyond, m.is_last,
             s.tag + m.before AS start, s.tag + m.before - m.previous_step AS previous_start,
             (m.dequeue_at::double precision - s.head_at) / nullif(m.nth - 1, 0) AS gap_at,
             greatest(0, (m.id::double precision - s.head_id) / nullif(m.nth - 1, 0)) AS gap_id
         FROM reaches s
         CROSS JOIN LATERAL (
-            SELECT m.row, m.id, m.dequeue_at, row_number() OVER w AS nth, lead(m.id) OVER w IS NULL AS is_last,
+            SELECT m.row, m.id, m.attempt, m.dequeue_at, row_number() OVER w AS nth, lead(m.id) OVER w IS NULL AS is_last,
                 (sum(m.step) OVER w)::bigint - m.step AS before, lag(m.step) OVER w AS previous_step
             FROM (
-                SELECT m.row, m.id, m.dequeue_at, lane_step(m.cost, s.weight) AS step
+                SELECT m.row, m.id, m.attempt, m.dequeue_at, lane_step(m.cost, s.weight) AS step
                 -- An index scan reads all that is within its bounds on a page, though few are wanted: so there are two,
                 -- and the second one is begun only where the first one, which has a bound nearby, finds too little.
                 FROM (
-                    (SELECT m.ctid AS row, m.id, m.dequeue_at, m.cost
+                    (SELECT m.ctid AS row, m.id, m.attempt, m.dequeue_at, m.cost
                     FROM message m
                     WHERE m.queue = v_queue AND m.channel = s.channel AND m.leased_until IS NULL
                         AND (m.dequeue_at, m.id) >= (s.head_at, s.head_id)
@@ -3538,7 +3539,7 @@ BEGIN
                     ORDER BY m.dequeue_at, m.id
                     LIMIT s.share + 1)
                     UNION ALL
-                    (SELECT m.ctid, m.id, m.dequeue_at, m.cost
+                    (SELECT m.ctid, m.id, m.attempt, m.dequeue_at, m.cost
                     FROM message m
                     WHERE m.queue = v_queue AND m.channel = s.channel AND m.leased_until IS NULL
                         AND (m.dequeue_at, m.id) >= (s.head_at, s.head_id)
@@ -3549,10 +3550,11 @@ BEGIN
             WINDOW w AS (ORDER BY m.dequeue_at, m.id ROWS UNBOUNDED PRECEDING)) m
     -- Up to where a lane may have more than was looked at.
     ), planned AS MATERIALIZED (
-        SELECT array_agg(c.row) AS rows, array_agg(c.id) AS ids, array_agg(c.start) AS tags,
-            array_agg(c.since) AS sinces, array_agg(c.channel) AS channels, count(*)::integer AS messages
+        SELECT array_agg(c.row) AS rows, array_agg(c.id) AS ids, array_agg(c.attempt) AS attempts,
+            array_agg(c.start) AS tags, array_agg(c.since) AS sinces, array_agg(c.channel) AS channels,
+            count(*)::integer AS messages
         FROM (
-            SELECT c.row, c.id, c.start, c.since, c.channel
+            SELECT c.row, c.id, c.attempt, c.start, c.since, c.channel
             FROM candidates c
             WHERE NOT c.is_last
                 AND c.start < coalesce((SELECT min(k.start) FROM candidates k WHERE k.is_beyond), 9223372036854775807)
@@ -3575,7 +3577,7 @@ BEGIN
         FROM moves v
         WHERE l.ctid = v.lane AND EXISTS (SELECT FROM worthwhile)
     )
-    SELECT scheduler_plan_write(v_queue, v_planned, w.rows, w.ids, w.tags, w.sinces, w.channels) INTO messages
+    SELECT scheduler_plan_write(v_queue, v_planned, w.rows, w.ids, w.attempts, w.tags, w.sinces, w.channels) INTO messages
     FROM worthwhile w;
     messages := coalesce(messages, 0);
 END
@@ -3614,13 +3616,14 @@ BEGIN
         ORDER BY l.tag, l.since
         LIMIT max_messages
     ), seen AS MATERIALIZED (
-        SELECT c.lane, c.channel, c.tag, c.since, m.row, m.dequeue_at, m.id, m.next_at, m.next_id,
+        SELECT c.lane, c.channel, c.tag, c.since, m.row, m.dequeue_at, m.id, m.attempt, m.next_at, m.next_id,
             c.tag + lane_step(m.cost, c.weight) AS next_tag, coalesce(m.dequeue_at <= now_ms, false) AS is_ripe
         FROM competing c
         LEFT JOIN LATERAL (
-            SELECT m.row, m.dequeue_at, m.id, m.cost, lead(m.dequeue_at) OVER w AS next_at, lead(m.id) OVER w AS next_id
+            SELECT m.row, m.dequeue_at, m.id, m.attempt, m.cost, lead(m.dequeue_at) OVER w AS next_at,
+                lead(m.id) OVER w AS next_id
             FROM (
-                SELECT m.ctid AS row, m.dequeue_at, m.id, m.cost
+                SELECT m.ctid AS row, m.dequeue_at, m.id, m.attempt, m.cost
                 FROM message m
                 WHERE m.queue = v_queue AND m.channel = c.channel AND m.leased_until IS NULL
                     AND (m.dequeue_at, m.id) >= (c.head_at, c.head_id)
@@ -3641,8 +3644,8 @@ BEGIN
         WHERE (s.tag, s.since) < (again.next_tag, again.since) IS NOT FALSE
         ORDER BY s.tag, s.since
     ), planned AS MATERIALIZED (
-        SELECT array_agg(h.row) AS rows, array_agg(h.id) AS ids, array_agg(h.tag) AS tags,
-            array_agg(h.since) AS sinces, array_agg(h.channel) AS channels
+        SELECT array_agg(h.row) AS rows, array_agg(h.id) AS ids, array_agg(h.attempt) AS attempts,
+            array_agg(h.tag) AS tags, array_agg(h.since) AS sinces, array_agg(h.channel) AS channels
         FROM heads h
         WHERE h.is_ripe
         HAVING count(*) * 2 >= max_messages
@@ -3660,7 +3663,7 @@ BEGIN
         RETURNING l.due
     )
     SELECT coalesce((
-            SELECT scheduler_plan_write(v_queue, v_planned, p.rows, p.ids, p.tags, p.sinces, p.channels)
+            SELECT scheduler_plan_write(v_queue, v_planned, p.rows, p.ids, p.attempts, p.tags, p.sinces, p.channels)
             FROM planned p), 0),
         coalesce(min(v.due) FILTER (WHERE v.due > 0), 9223372036854775807)
     INTO messages, due_floor
@@ -3674,25 +3677,59 @@ $$;
 -- of any length. In SQL, as plpgsql would take them apart when it is given them, and put them together for each row.
 -- Locks: nothing that anybody else writes.
 CREATE FUNCTION scheduler_plan_write(
-    queue text, planned bigint, rows tid[], ids bigint[], tags bigint[], sinces bigint[], channels text[]
+    queue text, planned bigint, rows tid[], ids bigint[], attempts integer[], tags bigint[], sinces bigint[],
+    channels text[]
 ) RETURNS integer
 LANGUAGE sql
 SET search_path FROM CURRENT
 AS $$
     WITH written AS (
-        INSERT INTO plan (queue, place, rows, ids, tags, sinces, channels)
+        INSERT INTO plan (queue, place, rows, ids, attempts, tags, sinces, channels)
         -- Small enough that reading one costs little where a single message is wanted.
-        SELECT $1, $2 + n, $3[n:n + 31], $4[n:n + 31], $5[n:n + 31], $6[n:n + 31],
+        SELECT $1, $2 + n, $3[n:n + 31], $4[n:n + 31], $5[n:n + 31], $6[n:n + 31], $7[n:n + 31],
             k.channels[n - k.before:n - k.before + 31]
         -- To cut something out of many names, all before it are read: so it is cut out of some.
         FROM (
-            SELECT k.before, $7[k.before + 1:k.before + 512] AS channels
-            FROM generate_series(0, cardinality($7) - 1, 512) AS k (before)
+            SELECT k.before, $8[k.before + 1:k.before + 512] AS channels
+            FROM generate_series(0, cardinality($8) - 1, 512) AS k (before)
             OFFSET 0) k
         CROSS JOIN generate_series(k.before + 1, k.before + cardinality(k.channels), 32) AS n
         RETURNING cardinality(ids) AS messages
     )
     SELECT coalesce(sum(w.messages), 0)::integer FROM written w
+$$;
+
+-- What is planned of a queue behind the place of its rotation, up to the place last (null: all), and what became of it.
+--
+-- Called by scheduler_settle, scheduler_unplan and queue_check; takes no lock. Left is a message that is ready and was
+-- leased no more often than when it was planned: what was taken and has failed since is ready again, but isn't left. It
+-- is found by its id, not by its row, which may be another one: the table was rewritten, or restored. Taken is what
+-- dequeues without the turn had tickets for, and what is neither left nor was missed by them.
+CREATE FUNCTION scheduler_planned(queue text, last bigint DEFAULT NULL)
+RETURNS TABLE (
+    place bigint, channel text, tag bigint, since bigint, id bigint, left_id bigint, left_at bigint, is_taken boolean
+)
+LANGUAGE sql STABLE
+SET search_path FROM CURRENT
+AS $$
+    SELECT e.place, e.channel, e.tag, e.since, e.id, m.id, m.dequeue_at,
+        -- Nobody takes what comes after a lane.
+        m.id IS NULL AND e.place <= r.drawn
+            AND coalesce((e.tag, e.since) < (r.lane_tag, r.lane_since), false)
+            AND NOT EXISTS (SELECT FROM missed k WHERE k.queue = r.queue AND k.turn = r.turn AND k.place = e.place)
+    FROM (
+        SELECT r.*, r.place + coalesce(pg_sequence_last_value(r.tickets) - r.ticket_base, 0) AS drawn
+        FROM rotation r WHERE r.queue = $1 ORDER BY r.era DESC LIMIT 1) r
+    CROSS JOIN LATERAL (
+        SELECT e.*, p.place + e.nth - 1 AS place
+        FROM plan p
+        CROSS JOIN LATERAL unnest(p.ids, p.attempts, p.tags, p.sinces, p.channels) WITH ORDINALITY
+            AS e (id, attempt, tag, since, channel, nth)
+        WHERE p.queue = r.queue AND p.place > r.place - 32 AND p.place <= coalesce($2, 9223372036854775807)) e
+    -- By its id alone, so that no index but that one can be used for it.
+    LEFT JOIN LATERAL (SELECT m.* FROM message m WHERE m.id = e.id OFFSET 0) m
+        ON m.queue = r.queue AND m.channel = e.channel AND m.leased_until IS NULL AND m.attempt <= e.attempt
+    WHERE e.place > r.place AND e.place <= coalesce($2, 9223372036854775807)
 $$;
 
 -- Derives up to max_lanes lanes of a queue anew from the rows of message, channel and queue: the next ones by name.
@@ -3987,7 +4024,8 @@ $$;
 -- Schedules and leases up to max_messages messages of a queue, in the queue's turn.
 --
 -- Called by message_dequeue, whose settings hold here, and which has checked the arguments; wrote says whether its
--- caller had written anything before. Returns what that returns.
+-- caller had written anything before, and missed_places what it missed of the plan, in missed_turn. Returns what that
+-- returns.
 --
 -- Scheduling (Goyal, Vin, Cheng: Start-time Fair Queueing, 1996). Each active channel has a lane with a start tag. The
 -- next message comes from the lowest tag, ties from the lane that became ready first; serving it moves the tag on by
@@ -4003,7 +4041,8 @@ $$;
 -- order, and with it every limit, is exact whatever the number of workers. Then the messages that it leases; a message
 -- that somebody else holds is passed over.
 CREATE FUNCTION scheduler_serve(
-    queue text, max_messages integer, lease_seconds double precision, worker text, wrote boolean
+    queue text, max_messages integer, lease_seconds double precision, worker text, wrote boolean,
+    missed_turn bigint, missed_places bigint[]
 ) RETURNS SETOF leased_message
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -4072,6 +4111,9 @@ BEGIN
             pg_current_snapshot() AS snapshot INTO v_state;
     END IF;
     IF v_state.has_drawn THEN
+        IF (v_state.rotation).turn = missed_turn THEN
+            INSERT INTO missed (queue, turn, place) SELECT v_queue, missed_turn, k FROM unnest(missed_places) AS k;
+        END IF;
         r := scheduler_settle(v_queue);
     ELSE
         r := v_state.rotation;
@@ -4230,7 +4272,8 @@ BEGIN
                     AND current_setting('fairqueue_turn.waited', true) = 'yes'))) p;
             r.planned := r.planned + v_got;
             v_written := false;
-            IF v_got > 0 AND r.tickets IS NULL THEN
+            -- Where there is a limit of the queue, nobody takes without the turn.
+            IF v_got > 0 AND r.tickets IS NULL AND r.max_concurrency IS NULL THEN
                 SELECT k.tickets, coalesce(k.ticket_base, 0) INTO r.tickets, r.ticket_base
                 FROM scheduler_tickets(v_queue, true) k;
                 UPDATE rotation t SET tickets = r.tickets, ticket_base = r.ticket_base
@@ -4771,7 +4814,6 @@ DECLARE
     v_queue CONSTANT text := $1;
     v_ticket bigint;
     v_drawn bigint;
-    v_missed bigint[];
     v_ids bigint[];
     v_last bigint;
     v_gap bigint;
@@ -4785,7 +4827,6 @@ BEGIN
     -- None was drawn of it: rotation was copied here without its sequences, as by logical replication.
     v_ticket := coalesce(pg_sequence_last_value(r.tickets), nextval(r.tickets), r.ticket_base);
     v_drawn := r.place + v_ticket - r.ticket_base;
-    v_missed := ARRAY(SELECT k.place FROM missed k WHERE k.queue = v_queue AND k.turn = r.turn);
     -- Nobody takes what comes after a lane.
     SELECT array_agg(e.id), max(e.place) INTO v_ids, v_last
     FROM plan p
@@ -4795,23 +4836,13 @@ BEGIN
         WHERE (e.tag, e.since) < (r.lane_tag, r.lane_since)) e
     WHERE p.queue = v_queue AND p.place > r.place - 32 AND p.place <= v_drawn
         AND e.place > r.place AND e.place <= v_drawn;
-    -- By its id, not by its row, which may be another one: the table was rewritten, or restored. All at once, as hardly ever
-    -- one is left; and by the id alone, so that no index but that one can be used for it.
-    IF v_missed <> '{}' OR EXISTS (
+    -- All at once, as hardly ever one is left; and by the id alone, so that no index but that one can be used for it.
+    IF EXISTS (SELECT FROM missed k WHERE k.queue = v_queue AND k.turn = r.turn) OR EXISTS (
         SELECT FROM (SELECT m.* FROM message m WHERE m.id = ANY (v_ids) OFFSET 0) m
         WHERE m.queue = v_queue AND m.leased_until IS NULL)
     THEN
-        SELECT max(d.place) FILTER (WHERE d.is_taken), min(d.place) FILTER (WHERE NOT d.is_taken) INTO v_last, v_gap
-        FROM (
-            SELECT e.place, m.id IS NULL AND e.place <> ALL (v_missed) AS is_taken
-            FROM (
-                SELECT p.place + e.nth - 1 AS place, e.id, e.channel
-                FROM plan p
-                CROSS JOIN LATERAL unnest(p.ids, p.channels) WITH ORDINALITY AS e (id, channel, nth)
-                WHERE p.queue = v_queue AND p.place > r.place - 32 AND p.place <= v_last) e
-            LEFT JOIN LATERAL (SELECT m.* FROM message m WHERE m.id = e.id OFFSET 0) m
-                ON m.queue = v_queue AND m.channel = e.channel AND m.leased_until IS NULL
-            WHERE e.place > r.place AND e.place <= v_last) d;
+        SELECT max(p.place) FILTER (WHERE p.is_taken), min(p.place) FILTER (WHERE NOT p.is_taken) INTO v_last, v_gap
+        FROM scheduler_planned(v_queue, v_last) p;
     END IF;
     IF v_last IS NOT NULL THEN
         IF v_gap < v_last THEN
@@ -5159,34 +5190,19 @@ DECLARE
     v_queue CONSTANT text := $1;
     v_now CONSTANT bigint := unix_ms(clock());
     v_place bigint;
-    v_drawn bigint;
-    v_lane_tag bigint;
-    v_lane_since bigint;
-    v_missed bigint[];
+    v_has_drawn boolean;
 BEGIN
-    SELECT r.place, r.place + coalesce(pg_sequence_last_value(r.tickets) - r.ticket_base, 0), r.lane_tag, r.lane_since,
-        ARRAY(SELECT k.place FROM missed k WHERE k.queue = v_queue AND k.turn = r.turn)
-    INTO v_place, v_drawn, v_lane_tag, v_lane_since, v_missed
+    SELECT r.place, coalesce(pg_sequence_last_value(r.tickets) > r.ticket_base, false) INTO v_place, v_has_drawn
     FROM rotation r WHERE r.queue = v_queue ORDER BY r.era DESC LIMIT 1;
 
     WITH gone AS (
         DELETE FROM plan p
         WHERE p.queue = v_queue AND p.place > v_place - 32
-        RETURNING p.*
+    -- As it was before that.
     ), planned AS MATERIALIZED (
-        SELECT e.channel, e.tag, e.since, e.place, m.id AS left_id, m.dequeue_at,
-            e.place <= v_drawn AND (e.tag, e.since) < (v_lane_tag, v_lane_since) AND m.id IS NULL
-                AND e.place <> ALL (v_missed) AS is_taken
-        FROM (
-            SELECT e.id, e.tag, e.since, e.channel, g.place + e.nth - 1 AS place
-            FROM gone g
-            CROSS JOIN LATERAL unnest(g.ids, g.tags, g.sinces, g.channels) WITH ORDINALITY
-                AS e (id, tag, since, channel, nth)
-            WHERE g.place + e.nth - 1 > v_place) e
-        -- By its id alone, so that no index but that one can be used for it.
-        LEFT JOIN LATERAL (SELECT m.* FROM message m WHERE m.id = e.id OFFSET 0) m
-            ON m.queue = v_queue AND m.channel = e.channel AND m.leased_until IS NULL
-    -- The steps are found by sorting: a join would be a loop. A message's step is up to where the next one of its channel starts; that of the last one, up to its lane.
+        SELECT p.channel, p.tag, p.since, p.place, p.left_id, p.left_at, p.is_taken FROM scheduler_planned(v_queue) p
+    -- The steps are found by sorting: a join would be a loop. A message's step is up to where the next one of its channel
+    -- starts; that of the last one, up to its lane.
     ), steps AS MATERIALIZED (
         SELECT e.*, lead(e.tag) OVER (PARTITION BY e.channel ORDER BY e.place) - e.tag AS step,
             min(e.tag) OVER lane AS first_tag, max(e.weight) OVER lane AS lane_weight
@@ -5205,8 +5221,8 @@ BEGIN
             -- Where something is left, it stands where it stood, even if that is gone: there, it was ready.
             CASE WHEN bool_or(NOT s.is_taken) THEN v_now END AS ready_at,
             (min(s.first_tag) + coalesce(sum(s.step) FILTER (WHERE s.is_taken), 0))::bigint AS tag,
-            min(s.dequeue_at) AS head_at,
-            (array_agg(s.left_id ORDER BY s.dequeue_at, s.left_id) FILTER (WHERE s.left_id IS NOT NULL))[1] AS head_id
+            min(s.left_at) AS head_at,
+            (array_agg(s.left_id ORDER BY s.left_at, s.left_id) FILTER (WHERE s.left_id IS NOT NULL))[1] AS head_id
         FROM steps s
         GROUP BY s.channel
     ), moved AS (
@@ -5223,7 +5239,7 @@ BEGIN
             (s.first_tag - s.step
                 + sum(s.step) OVER (PARTITION BY s.channel ORDER BY s.place ROWS UNBOUNDED PRECEDING))::bigint AS start
         FROM steps s
-        WHERE v_drawn > v_place AND (s.is_taken OR s.dequeue_at <= v_now)
+        WHERE v_has_drawn AND (s.is_taken OR s.left_at <= v_now)
     )
     SELECT o.start, o.since INTO tag, since
     FROM (

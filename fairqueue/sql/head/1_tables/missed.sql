@@ -2,7 +2,8 @@
 -- user: one row a place, until the next turn. All other places for which there were tickets, and where no message is
 -- left, count as served.
 --
--- Written by message_dequeue, append-only; deleted by scheduler_settle and queue_repair, within the turn.
+-- Written by message_dequeue and, where that needs the turn after all, by scheduler_serve: append-only. Deleted by
+-- scheduler_settle and queue_repair, within the turn.
 CREATE TABLE missed (
     queue  text COLLATE "C" NOT NULL,
     -- That of the rotation at the time. What is of an earlier one is never looked at again.

@@ -53,12 +53,14 @@ DECLARE
     -- The place of a ticket is its number and this.
     v_before bigint;
     v_missing integer;
-    v_noted integer;
     v_places bigint[];
     v_first bigint;
     v_last bigint;
     v_found tid[];
     v_rows tid[];
+    -- Places whose message wasn't there, in v_turn.
+    v_missed bigint[];
+    v_noted integer;
 BEGIN
     -- Where a call for each message counts, so does each condition.
     IF (char_length(v_queue) BETWEEN 1 AND 255 AND max_messages BETWEEN 1 AND 10000
@@ -112,16 +114,17 @@ BEGIN
                 FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1) t;
             IF v_is_calm THEN
                 v_rows := '{}';
+                v_missed := '{}';
                 FOR v_draw IN 1..36 LOOP
                     -- Each gets other numbers, whatever becomes of its transaction.
                     v_missing := max_messages - cardinality(v_rows);
-                    v_first := v_before + nextval(v_tickets);
-                    v_last := v_first;
-                    v_places := ARRAY[v_first];
-                    FOR i IN 2..v_missing LOOP
-                        v_last := v_before + nextval(v_tickets);
-                        v_places[i] := v_last;
-                    END LOOP;
+                    IF v_missing = 1 THEN
+                        v_places := ARRAY[v_before + nextval(v_tickets)];
+                    ELSE
+                        v_places := ARRAY(SELECT v_before + nextval(v_tickets) FROM generate_series(1, v_missing));
+                    END IF;
+                    v_first := v_places[1];
+                    v_last := v_places[v_missing];
                     -- What is planned there. What others have done since that look makes no difference: while there are
                     -- shares, what is planned before the end stays as it is.
                     SELECT array_agg(m.row) FILTER (WHERE m.row = n.row) INTO v_found
@@ -151,16 +154,15 @@ BEGIN
                     -- Some are gone, a user holds or has just changed them, or a lane comes first. Whoever is alone can do
                     -- it as it should be done, in the turn. Else others have taken what comes next, and go on to do so.
                     v_rows := v_rows || v_found;
-                    INSERT INTO missed (queue, turn, place)
-                    SELECT v_queue, v_turn, p.place + e.nth - 1
-                    FROM plan p
-                    CROSS JOIN LATERAL unnest(p.rows, p.tags, p.sinces) WITH ORDINALITY AS e (row, tag, since, nth)
-                    WHERE p.queue = v_queue AND p.place > v_first - 32 AND p.place <= v_last
-                        AND p.place + e.nth - 1 = ANY (v_places) AND (e.row = ANY (v_found)) IS NOT TRUE
-                        AND (e.tag, e.since) < (v_lane_tag, v_lane_since)
-                    ON CONFLICT DO NOTHING;
-
-                    GET DIAGNOSTICS v_noted = ROW_COUNT;
+                    v_noted := cardinality(v_missed);
+                    v_missed := v_missed || ARRAY(
+                        SELECT p.place + e.nth - 1
+                        FROM plan p
+                        CROSS JOIN LATERAL unnest(p.rows, p.tags, p.sinces) WITH ORDINALITY AS e (row, tag, since, nth)
+                        WHERE p.queue = v_queue AND p.place > v_first - 32 AND p.place <= v_last
+                            AND p.place + e.nth - 1 = ANY (v_places) AND (e.row = ANY (v_found)) IS NOT TRUE
+                            AND (e.tag, e.since) < (v_lane_tag, v_lane_since));
+                    v_noted := cardinality(v_missed) - v_noted;
                     EXIT WHEN v_noted + coalesce(cardinality(v_found), 0) < v_missing
                         OR (pg_try_advisory_lock(queue_key(v_queue)) AND pg_advisory_unlock(queue_key(v_queue)));
                 END LOOP;
@@ -175,6 +177,9 @@ BEGIN
                     RETURNING m.id, m.channel, m.attempt, m.payload, m.body, m.state, m.error, m.dequeue_at, m.cost,
                         m.created_at, m.leased_until, m.key, m.forgiven, m.first_leased_at;
 
+                    IF v_missed <> '{}' THEN
+                        INSERT INTO missed (queue, turn, place) SELECT v_queue, v_turn, k FROM unnest(v_missed) AS k;
+                    END IF;
                     IF NOT v_took THEN
                         PERFORM set_config('fairqueue_turn.planned', v_queue, false);
                     END IF;
@@ -198,7 +203,7 @@ BEGIN
     IF v_took THEN
         PERFORM set_config('fairqueue_turn.planned', '', false);
     END IF;
-    RETURN QUERY SELECT * FROM scheduler_serve(v_queue, max_messages, lease_seconds, v_worker, v_wrote);
+    RETURN QUERY SELECT * FROM scheduler_serve(v_queue, max_messages, lease_seconds, v_worker, v_wrote, v_turn, v_missed);
 END
 $$;
 

@@ -47,14 +47,8 @@ BEGIN
             SELECT greatest(v_now, r.clock) AS at, coalesce(l.channel > r.rebuilt, false) AS is_behind) t
         WHERE v_queue IS NULL OR l.queue = v_queue
     ), planned AS MATERIALIZED (
-        SELECT p.queue, e.id, e.tag, e.since, e.channel, p.place + e.nth - 1 AS place,
-            p.place + e.nth - 1 <= r.place + r.drawn AND m.id IS NULL AS is_taken
-        FROM plan p JOIN rotations r ON r.queue = p.queue
-        CROSS JOIN LATERAL unnest(p.ids, p.tags, p.sinces, p.channels) WITH ORDINALITY
-            AS e (id, tag, since, channel, nth)
-        LEFT JOIN LATERAL (SELECT m.* FROM message m WHERE m.id = e.id OFFSET 0) m
-            ON m.queue = p.queue AND m.channel = e.channel AND m.leased_until IS NULL
-        WHERE p.place + e.nth - 1 > r.place
+        SELECT r.queue, p.*
+        FROM (SELECT DISTINCT r.queue FROM rotations r) r CROSS JOIN LATERAL scheduler_planned(r.queue) p
     ), leases AS MATERIALIZED (
         SELECT m.id, m.queue, m.channel, m.leased_until, m.attempt, m.counted
         FROM message m WHERE m.leased_until IS NOT NULL AND (v_queue IS NULL OR m.queue = v_queue)
@@ -92,7 +86,7 @@ BEGIN
     WHERE NOT EXISTS (
             SELECT FROM lanes l WHERE l.queue = w.queue AND l.channel = w.channel AND l.due IS NOT NULL
                 AND (l.head_at, l.head_id) <= (w.dequeue_at, w.id))
-        AND NOT EXISTS (SELECT FROM planned p WHERE p.queue = w.queue AND p.id = w.id AND NOT p.is_taken)
+        AND NOT EXISTS (SELECT FROM planned p WHERE p.queue = w.queue AND p.left_id = w.id)
         AND NOT EXISTS (SELECT FROM rotations r WHERE r.queue = w.queue AND w.channel > r.rebuilt)
         -- Two questions: as one, with OR, each channel would be compared with each signal.
         AND NOT EXISTS (SELECT FROM signals s WHERE s.queue = w.queue AND s.channel IS NULL)

@@ -97,20 +97,20 @@ BEGIN
         FROM shares s
     -- The last one of a lane isn't planned: so the lane stays active.
     ), candidates AS MATERIALIZED (
-        SELECT s.lane, s.channel, s.since, m.row, m.id, m.dequeue_at, m.nth > s.share AS is_beyond, m.is_last,
+        SELECT s.lane, s.channel, s.since, m.row, m.id, m.attempt, m.dequeue_at, m.nth > s.share AS is_beyond, m.is_last,
             s.tag + m.before AS start, s.tag + m.before - m.previous_step AS previous_start,
             (m.dequeue_at::double precision - s.head_at) / nullif(m.nth - 1, 0) AS gap_at,
             greatest(0, (m.id::double precision - s.head_id) / nullif(m.nth - 1, 0)) AS gap_id
         FROM reaches s
         CROSS JOIN LATERAL (
-            SELECT m.row, m.id, m.dequeue_at, row_number() OVER w AS nth, lead(m.id) OVER w IS NULL AS is_last,
+            SELECT m.row, m.id, m.attempt, m.dequeue_at, row_number() OVER w AS nth, lead(m.id) OVER w IS NULL AS is_last,
                 (sum(m.step) OVER w)::bigint - m.step AS before, lag(m.step) OVER w AS previous_step
             FROM (
-                SELECT m.row, m.id, m.dequeue_at, lane_step(m.cost, s.weight) AS step
+                SELECT m.row, m.id, m.attempt, m.dequeue_at, lane_step(m.cost, s.weight) AS step
                 -- An index scan reads all that is within its bounds on a page, though few are wanted: so there are two,
                 -- and the second one is begun only where the first one, which has a bound nearby, finds too little.
                 FROM (
-                    (SELECT m.ctid AS row, m.id, m.dequeue_at, m.cost
+                    (SELECT m.ctid AS row, m.id, m.attempt, m.dequeue_at, m.cost
                     FROM message m
                     WHERE m.queue = v_queue AND m.channel = s.channel AND m.leased_until IS NULL
                         AND (m.dequeue_at, m.id) >= (s.head_at, s.head_id)
@@ -118,7 +118,7 @@ BEGIN
                     ORDER BY m.dequeue_at, m.id
                     LIMIT s.share + 1)
                     UNION ALL
-                    (SELECT m.ctid, m.id, m.dequeue_at, m.cost
+                    (SELECT m.ctid, m.id, m.attempt, m.dequeue_at, m.cost
                     FROM message m
                     WHERE m.queue = v_queue AND m.channel = s.channel AND m.leased_until IS NULL
                         AND (m.dequeue_at, m.id) >= (s.head_at, s.head_id)
@@ -129,10 +129,11 @@ BEGIN
             WINDOW w AS (ORDER BY m.dequeue_at, m.id ROWS UNBOUNDED PRECEDING)) m
     -- Up to where a lane may have more than was looked at.
     ), planned AS MATERIALIZED (
-        SELECT array_agg(c.row) AS rows, array_agg(c.id) AS ids, array_agg(c.start) AS tags,
-            array_agg(c.since) AS sinces, array_agg(c.channel) AS channels, count(*)::integer AS messages
+        SELECT array_agg(c.row) AS rows, array_agg(c.id) AS ids, array_agg(c.attempt) AS attempts,
+            array_agg(c.start) AS tags, array_agg(c.since) AS sinces, array_agg(c.channel) AS channels,
+            count(*)::integer AS messages
         FROM (
-            SELECT c.row, c.id, c.start, c.since, c.channel
+            SELECT c.row, c.id, c.attempt, c.start, c.since, c.channel
             FROM candidates c
             WHERE NOT c.is_last
                 AND c.start < coalesce((SELECT min(k.start) FROM candidates k WHERE k.is_beyond), 9223372036854775807)
@@ -155,7 +156,7 @@ BEGIN
         FROM moves v
         WHERE l.ctid = v.lane AND EXISTS (SELECT FROM worthwhile)
     )
-    SELECT scheduler_plan_write(v_queue, v_planned, w.rows, w.ids, w.tags, w.sinces, w.channels) INTO messages
+    SELECT scheduler_plan_write(v_queue, v_planned, w.rows, w.ids, w.attempts, w.tags, w.sinces, w.channels) INTO messages
     FROM worthwhile w;
     messages := coalesce(messages, 0);
 END

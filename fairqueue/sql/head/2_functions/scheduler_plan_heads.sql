@@ -31,13 +31,14 @@ BEGIN
         ORDER BY l.tag, l.since
         LIMIT max_messages
     ), seen AS MATERIALIZED (
-        SELECT c.lane, c.channel, c.tag, c.since, m.row, m.dequeue_at, m.id, m.next_at, m.next_id,
+        SELECT c.lane, c.channel, c.tag, c.since, m.row, m.dequeue_at, m.id, m.attempt, m.next_at, m.next_id,
             c.tag + lane_step(m.cost, c.weight) AS next_tag, coalesce(m.dequeue_at <= now_ms, false) AS is_ripe
         FROM competing c
         LEFT JOIN LATERAL (
-            SELECT m.row, m.dequeue_at, m.id, m.cost, lead(m.dequeue_at) OVER w AS next_at, lead(m.id) OVER w AS next_id
+            SELECT m.row, m.dequeue_at, m.id, m.attempt, m.cost, lead(m.dequeue_at) OVER w AS next_at,
+                lead(m.id) OVER w AS next_id
             FROM (
-                SELECT m.ctid AS row, m.dequeue_at, m.id, m.cost
+                SELECT m.ctid AS row, m.dequeue_at, m.id, m.attempt, m.cost
                 FROM message m
                 WHERE m.queue = v_queue AND m.channel = c.channel AND m.leased_until IS NULL
                     AND (m.dequeue_at, m.id) >= (c.head_at, c.head_id)
@@ -58,8 +59,8 @@ BEGIN
         WHERE (s.tag, s.since) < (again.next_tag, again.since) IS NOT FALSE
         ORDER BY s.tag, s.since
     ), planned AS MATERIALIZED (
-        SELECT array_agg(h.row) AS rows, array_agg(h.id) AS ids, array_agg(h.tag) AS tags,
-            array_agg(h.since) AS sinces, array_agg(h.channel) AS channels
+        SELECT array_agg(h.row) AS rows, array_agg(h.id) AS ids, array_agg(h.attempt) AS attempts,
+            array_agg(h.tag) AS tags, array_agg(h.since) AS sinces, array_agg(h.channel) AS channels
         FROM heads h
         WHERE h.is_ripe
         HAVING count(*) * 2 >= max_messages
@@ -77,7 +78,7 @@ BEGIN
         RETURNING l.due
     )
     SELECT coalesce((
-            SELECT scheduler_plan_write(v_queue, v_planned, p.rows, p.ids, p.tags, p.sinces, p.channels)
+            SELECT scheduler_plan_write(v_queue, v_planned, p.rows, p.ids, p.attempts, p.tags, p.sinces, p.channels)
             FROM planned p), 0),
         coalesce(min(v.due) FILTER (WHERE v.due > 0), 9223372036854775807)
     INTO messages, due_floor

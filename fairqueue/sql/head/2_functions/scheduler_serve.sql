@@ -1,7 +1,8 @@
 -- Schedules and leases up to max_messages messages of a queue, in the queue's turn.
 --
 -- Called by message_dequeue, whose settings hold here, and which has checked the arguments; wrote says whether its
--- caller had written anything before. Returns what that returns.
+-- caller had written anything before, and missed_places what it missed of the plan, in missed_turn. Returns what that
+-- returns.
 --
 -- Scheduling (Goyal, Vin, Cheng: Start-time Fair Queueing, 1996). Each active channel has a lane with a start tag. The
 -- next message comes from the lowest tag, ties from the lane that became ready first; serving it moves the tag on by
@@ -17,7 +18,8 @@
 -- order, and with it every limit, is exact whatever the number of workers. Then the messages that it leases; a message
 -- that somebody else holds is passed over.
 CREATE FUNCTION scheduler_serve(
-    queue text, max_messages integer, lease_seconds double precision, worker text, wrote boolean
+    queue text, max_messages integer, lease_seconds double precision, worker text, wrote boolean,
+    missed_turn bigint, missed_places bigint[]
 ) RETURNS SETOF leased_message
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -86,6 +88,9 @@ BEGIN
             pg_current_snapshot() AS snapshot INTO v_state;
     END IF;
     IF v_state.has_drawn THEN
+        IF (v_state.rotation).turn = missed_turn THEN
+            INSERT INTO missed (queue, turn, place) SELECT v_queue, missed_turn, k FROM unnest(missed_places) AS k;
+        END IF;
         r := scheduler_settle(v_queue);
     ELSE
         r := v_state.rotation;
@@ -244,7 +249,8 @@ BEGIN
                     AND current_setting('fairqueue_turn.waited', true) = 'yes'))) p;
             r.planned := r.planned + v_got;
             v_written := false;
-            IF v_got > 0 AND r.tickets IS NULL THEN
+            -- Where there is a limit of the queue, nobody takes without the turn.
+            IF v_got > 0 AND r.tickets IS NULL AND r.max_concurrency IS NULL THEN
                 SELECT k.tickets, coalesce(k.ticket_base, 0) INTO r.tickets, r.ticket_base
                 FROM scheduler_tickets(v_queue, true) k;
                 UPDATE rotation t SET tickets = r.tickets, ticket_base = r.ticket_base

@@ -19,7 +19,6 @@ DECLARE
     v_queue CONSTANT text := $1;
     v_ticket bigint;
     v_drawn bigint;
-    v_missed bigint[];
     v_ids bigint[];
     v_last bigint;
     v_gap bigint;
@@ -33,7 +32,6 @@ BEGIN
     -- None was drawn of it: rotation was copied here without its sequences, as by logical replication.
     v_ticket := coalesce(pg_sequence_last_value(r.tickets), nextval(r.tickets), r.ticket_base);
     v_drawn := r.place + v_ticket - r.ticket_base;
-    v_missed := ARRAY(SELECT k.place FROM missed k WHERE k.queue = v_queue AND k.turn = r.turn);
     -- Nobody takes what comes after a lane.
     SELECT array_agg(e.id), max(e.place) INTO v_ids, v_last
     FROM plan p
@@ -43,23 +41,13 @@ BEGIN
         WHERE (e.tag, e.since) < (r.lane_tag, r.lane_since)) e
     WHERE p.queue = v_queue AND p.place > r.place - 32 AND p.place <= v_drawn
         AND e.place > r.place AND e.place <= v_drawn;
-    -- By its id, not by its row, which may be another one: the table was rewritten, or restored. All at once, as hardly ever
-    -- one is left; and by the id alone, so that no index but that one can be used for it.
-    IF v_missed <> '{}' OR EXISTS (
+    -- All at once, as hardly ever one is left; and by the id alone, so that no index but that one can be used for it.
+    IF EXISTS (SELECT FROM missed k WHERE k.queue = v_queue AND k.turn = r.turn) OR EXISTS (
         SELECT FROM (SELECT m.* FROM message m WHERE m.id = ANY (v_ids) OFFSET 0) m
         WHERE m.queue = v_queue AND m.leased_until IS NULL)
     THEN
-        SELECT max(d.place) FILTER (WHERE d.is_taken), min(d.place) FILTER (WHERE NOT d.is_taken) INTO v_last, v_gap
-        FROM (
-            SELECT e.place, m.id IS NULL AND e.place <> ALL (v_missed) AS is_taken
-            FROM (
-                SELECT p.place + e.nth - 1 AS place, e.id, e.channel
-                FROM plan p
-                CROSS JOIN LATERAL unnest(p.ids, p.channels) WITH ORDINALITY AS e (id, channel, nth)
-                WHERE p.queue = v_queue AND p.place > r.place - 32 AND p.place <= v_last) e
-            LEFT JOIN LATERAL (SELECT m.* FROM message m WHERE m.id = e.id OFFSET 0) m
-                ON m.queue = v_queue AND m.channel = e.channel AND m.leased_until IS NULL
-            WHERE e.place > r.place AND e.place <= v_last) d;
+        SELECT max(p.place) FILTER (WHERE p.is_taken), min(p.place) FILTER (WHERE NOT p.is_taken) INTO v_last, v_gap
+        FROM scheduler_planned(v_queue, v_last) p;
     END IF;
     IF v_last IS NOT NULL THEN
         IF v_gap < v_last THEN

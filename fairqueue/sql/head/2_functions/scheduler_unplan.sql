@@ -19,34 +19,19 @@ DECLARE
     v_queue CONSTANT text := $1;
     v_now CONSTANT bigint := unix_ms(clock());
     v_place bigint;
-    v_drawn bigint;
-    v_lane_tag bigint;
-    v_lane_since bigint;
-    v_missed bigint[];
+    v_has_drawn boolean;
 BEGIN
-    SELECT r.place, r.place + coalesce(pg_sequence_last_value(r.tickets) - r.ticket_base, 0), r.lane_tag, r.lane_since,
-        ARRAY(SELECT k.place FROM missed k WHERE k.queue = v_queue AND k.turn = r.turn)
-    INTO v_place, v_drawn, v_lane_tag, v_lane_since, v_missed
+    SELECT r.place, coalesce(pg_sequence_last_value(r.tickets) > r.ticket_base, false) INTO v_place, v_has_drawn
     FROM rotation r WHERE r.queue = v_queue ORDER BY r.era DESC LIMIT 1;
 
     WITH gone AS (
         DELETE FROM plan p
         WHERE p.queue = v_queue AND p.place > v_place - 32
-        RETURNING p.*
+    -- As it was before that.
     ), planned AS MATERIALIZED (
-        SELECT e.channel, e.tag, e.since, e.place, m.id AS left_id, m.dequeue_at,
-            e.place <= v_drawn AND (e.tag, e.since) < (v_lane_tag, v_lane_since) AND m.id IS NULL
-                AND e.place <> ALL (v_missed) AS is_taken
-        FROM (
-            SELECT e.id, e.tag, e.since, e.channel, g.place + e.nth - 1 AS place
-            FROM gone g
-            CROSS JOIN LATERAL unnest(g.ids, g.tags, g.sinces, g.channels) WITH ORDINALITY
-                AS e (id, tag, since, channel, nth)
-            WHERE g.place + e.nth - 1 > v_place) e
-        -- By its id alone, so that no index but that one can be used for it.
-        LEFT JOIN LATERAL (SELECT m.* FROM message m WHERE m.id = e.id OFFSET 0) m
-            ON m.queue = v_queue AND m.channel = e.channel AND m.leased_until IS NULL
-    -- The steps are found by sorting: a join would be a loop. A message's step is up to where the next one of its channel starts; that of the last one, up to its lane.
+        SELECT p.channel, p.tag, p.since, p.place, p.left_id, p.left_at, p.is_taken FROM scheduler_planned(v_queue) p
+    -- The steps are found by sorting: a join would be a loop. A message's step is up to where the next one of its channel
+    -- starts; that of the last one, up to its lane.
     ), steps AS MATERIALIZED (
         SELECT e.*, lead(e.tag) OVER (PARTITION BY e.channel ORDER BY e.place) - e.tag AS step,
             min(e.tag) OVER lane AS first_tag, max(e.weight) OVER lane AS lane_weight
@@ -65,8 +50,8 @@ BEGIN
             -- Where something is left, it stands where it stood, even if that is gone: there, it was ready.
             CASE WHEN bool_or(NOT s.is_taken) THEN v_now END AS ready_at,
             (min(s.first_tag) + coalesce(sum(s.step) FILTER (WHERE s.is_taken), 0))::bigint AS tag,
-            min(s.dequeue_at) AS head_at,
-            (array_agg(s.left_id ORDER BY s.dequeue_at, s.left_id) FILTER (WHERE s.left_id IS NOT NULL))[1] AS head_id
+            min(s.left_at) AS head_at,
+            (array_agg(s.left_id ORDER BY s.left_at, s.left_id) FILTER (WHERE s.left_id IS NOT NULL))[1] AS head_id
         FROM steps s
         GROUP BY s.channel
     ), moved AS (
@@ -83,7 +68,7 @@ BEGIN
             (s.first_tag - s.step
                 + sum(s.step) OVER (PARTITION BY s.channel ORDER BY s.place ROWS UNBOUNDED PRECEDING))::bigint AS start
         FROM steps s
-        WHERE v_drawn > v_place AND (s.is_taken OR s.dequeue_at <= v_now)
+        WHERE v_has_drawn AND (s.is_taken OR s.left_at <= v_now)
     )
     SELECT o.start, o.since INTO tag, since
     FROM (

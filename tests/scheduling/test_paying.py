@@ -1,0 +1,113 @@
+"""Each channel pays for what it got of a plan, whatever became of that before anybody settled; and for nothing else."""
+
+import random
+from collections.abc import Callable
+
+import psycopg
+import pytest
+from sqlalchemy import text
+from sqlalchemy.orm import Session
+
+import fairqueue as fq
+from tests.acts import lease_of
+from tests.invariants import check_invariants
+from tests.observing import value
+from tests.scheduling.taking import CHANNELS, DequeueAfter, Ids, a_second_later, dequeue, forget_news, plan_once
+
+pytestmark = [pytest.mark.usefixtures("clock_that_stands"), pytest.mark.shared_database]
+
+
+def each_owes_for_what_it_got(session: Session) -> None:
+    """Every lane stands where the messages that were leased of it lead to, each as often as it was."""
+    check_invariants(session.connection())
+    session.execute(text("SELECT fairqueue.scheduler_unplan('default')"))
+    session.execute(text("UPDATE fairqueue.rotation SET lane_tag = NULL, lane_since = NULL"))
+    tags = session.execute(text("SELECT channel, tag FROM fairqueue.lane")).all()
+    served = session.execute(
+        text("""
+            SELECT m.channel, sum(m.attempt * fairqueue.lane_step(m.cost, coalesce(c.weight, 1)))
+            FROM fairqueue.message m LEFT JOIN fairqueue.channel c ON c.name = m.channel
+            WHERE m.attempt > 0 GROUP BY m.channel""")
+    ).all()
+    assert {*tags} == {*served}
+    check_invariants(session.connection())
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_each_channel_owes_for_what_it_got(session: Session, workers: list[psycopg.Connection], seed: int) -> None:
+    """Whatever its messages cost, and whatever was cancelled or given back in between, if not one after the other."""
+    chance = random.Random(seed)  # noqa: S311 - not for secrets
+    for channel in CHANNELS:
+        session.add(fq.Channel(name=channel, weight=chance.choice([1, 2.5])))
+        fq.enqueue_many(session, [{"channel": channel, "cost": chance.choice([1, 3, 40])} for _ in range(120)])
+    session.commit()
+    order = plan_once(session)
+    gone = {*dequeue(workers[3])}  # which keeps its share, so that nobody takes the turn meanwhile
+    given_back: set[int] = set()
+    for _ in range(16):
+        worker = chance.choice(workers[:3])
+        given = {*dequeue(worker)}
+        gone |= given
+        left = [id_ for id_ in order if id_ not in gone | given_back][:16]
+        if chance.random() < 0.5:
+            session.execute(fq.cancel(chance.sample(left, 6)))
+            forget_news(session)
+        # What one that is rolled back had missed isn't known.
+        missed = "SELECT count(*) FROM fairqueue.missed"
+        if chance.random() < 0.3 and value(worker, missed) == session.scalar(text(missed)):
+            worker.rollback()
+            gone -= given
+            given_back |= given
+        else:
+            worker.commit()
+    workers[3].commit()
+    a_second_later(session)
+    lease_of(session, 5)
+    each_owes_for_what_it_got(session)
+
+
+def failed(session: Session, leased: list[fq.LeasedMessage], delay: float) -> None:
+    session.execute(fq.fail(leased, "no luck", delay=delay))
+
+
+def deferred(session: Session, leased: list[fq.LeasedMessage], delay: float) -> None:
+    session.execute(fq.defer(leased, delay=delay))
+
+
+@pytest.mark.parametrize("end", [failed, deferred])
+@pytest.mark.parametrize("delay", [0, 3600])
+def test_what_comes_back_was_served(
+    session: Session,
+    order: Ids,
+    workers: list[psycopg.Connection],
+    end: Callable[[Session, list[fq.LeasedMessage], float], None],
+    delay: float,
+) -> None:
+    """Before anybody has settled what was taken. Its channel waits for its next turn, as the plan has it."""
+    leased = lease_of(session, 6)
+    assert [message.id for message in leased] == order[:6]
+    done = dequeue(workers[0])
+    workers[0].commit()
+    end(session, leased[1:3], delay)
+    session.commit()
+    done += [message.id for message in lease_of(session, 6)]
+    # Two places of it are those of the channels of what came back, which comes first there.
+    assert done == (order[6:15] if delay else [*order[6:13], *order[1:3]])
+    each_owes_for_what_it_got(session)
+
+
+def test_what_is_gone_costs_nothing_though_who_saw_it_had_to_give_way(
+    session: Session, order: Ids, workers: list[psycopg.Connection], dequeue_after: DequeueAfter
+) -> None:
+    """Others are at it, and it has looked for long. What it knew isn't lost when it lets go of its share."""
+    gone = order[3 : 3 + 36 * 3]
+
+    def meanwhile() -> None:
+        session.execute(fq.cancel(gone))
+        session.commit()
+        forget_news(session)
+
+    done, served = dequeue_after(meanwhile, "commit", 3)
+    assert done == order[:3]
+    assert not {*served} & {*gone}
+    each_owes_for_what_it_got(session)
