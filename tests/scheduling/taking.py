@@ -72,6 +72,24 @@ def plan_once(session: Session) -> Ids:
     return ids_planned(session)
 
 
+def a_lane_comes_first(session: Session) -> tuple[int, int]:
+    """Much is planned, but the lane of channel few stands before the end of it: the id of what is planned next after
+    that lane, and its place from here.
+    """
+    fill(session)
+    put(session, "few", 7)
+    plan_once(session)
+    after = text("""
+        SELECT e.id, p.place + e.nth - 1 - r.place AS place
+        FROM fairqueue.rotation r, fairqueue.plan p,
+            unnest(p.ids, p.tags, p.sinces) WITH ORDINALITY AS e (id, tag, since, nth)
+        WHERE (e.tag, e.since) > (r.lane_tag, r.lane_since) AND p.place + e.nth - 1 > r.place
+        ORDER BY p.place, e.nth LIMIT 1""")
+    id_, place = session.execute(after).one()
+    session.commit()
+    return id_, place
+
+
 def drawn(session: Session) -> int:
     """For how many messages of the plan there have been tickets since the last turn."""
     tickets: int = session.scalars(text(DRAWN)).one()

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
@@ -9,10 +10,22 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
-from tests.acts import lease_of
+from tests.acts import lease_of, sql, wait_until
 from tests.invariants import check_invariants
-from tests.observing import value
-from tests.scheduling.taking import CHANNELS, DequeueAfter, Ids, a_second_later, dequeue, forget_news, plan_once
+from tests.observing import value, waits_for_a_lock
+from tests.scheduling.taking import (
+    CHANNELS,
+    GATE,
+    DequeueAfter,
+    Ids,
+    Named,
+    a_lane_comes_first,
+    a_second_later,
+    dequeue,
+    finish,
+    forget_news,
+    plan_once,
+)
 
 pytestmark = [pytest.mark.usefixtures("clock_that_stands"), pytest.mark.shared_database]
 
@@ -96,6 +109,47 @@ def test_what_comes_back_was_served(
     each_owes_for_what_it_got(session)
 
 
+def test_who_checks_knows_that_the_plan_leads_to_it_no_more(session: Session, order: Ids) -> None:
+    """Nobody has settled yet, and the news of it is lost."""
+    failed(session, lease_of(session, 3)[:1], 0)
+    session.commit()
+    check_invariants(session.connection())
+    signals = session.execute(text("DELETE FROM fairqueue.signal RETURNING message_id")).scalars()
+    assert signals.all() == order[:1]
+    problems = session.scalars(text("SELECT problem FROM fairqueue.queue_check()")).all()
+    assert problems == ["a ready message that no lane and no signal leads to"]
+    session.rollback()
+
+
+def test_what_was_not_drawn_costs_nothing(session: Session, order: Ids, workers: list[psycopg.Connection]) -> None:
+    """Though it is gone, and the plan is taken back for what somebody gave back."""
+    dequeue(workers[0], 6)
+    dequeue(workers[1], 6)
+    workers[0].rollback()
+    workers[1].commit()
+    session.execute(fq.cancel(order[20:40]))
+    session.commit()
+    forget_news(session)
+    a_second_later(session)
+    assert [message.id for message in lease_of(session, 1)] == order[:1]
+    each_owes_for_what_it_got(session)
+
+
+def test_nor_does_what_was_drawn_after_a_lane(session: Session, workers: list[psycopg.Connection]) -> None:
+    """Nobody has taken that, nor noted that it is gone."""
+    id_, place = a_lane_comes_first(session)
+    dequeue(workers[0], 3)
+    for _ in range(3, place - 1):
+        dequeue(workers[1], 1)
+        workers[1].commit()
+    workers[0].rollback()
+    session.execute(fq.cancel(id_))
+    session.commit()
+    forget_news(session)
+    assert len(lease_of(session, 5)) == 5
+    each_owes_for_what_it_got(session)
+
+
 def test_what_is_gone_costs_nothing_though_who_saw_it_had_to_give_way(
     session: Session, order: Ids, workers: list[psycopg.Connection], dequeue_after: DequeueAfter
 ) -> None:
@@ -111,3 +165,29 @@ def test_what_is_gone_costs_nothing_though_who_saw_it_had_to_give_way(
     assert done == order[:3]
     assert not {*served} & {*gone}
     each_owes_for_what_it_got(session)
+
+
+@pytest.mark.shared_database(False)
+def test_what_somebody_knew_of_an_earlier_turn(
+    session: Session, order: Ids, workers: list[psycopg.Connection], named: Named
+) -> None:
+    """Another has had the turn before it, and has settled: nothing is said of that any more."""
+    slow, gate, watching = named("first 42"), named("gate"), named("watching")
+    watching.autocommit = True
+    done = [dequeue(workers[0])]
+    session.execute(fq.cancel(order[3 : 3 + 36 * 3]))
+    session.commit()
+    forget_news(session)
+    sql(session, GATE)
+    gate.execute("SELECT pg_advisory_lock(42)")
+    with ThreadPoolExecutor(1) as pool:
+        serving = pool.submit(dequeue, slow)
+        wait_until(lambda: waits_for_a_lock(watching, slow))
+        workers[0].commit()
+        a_second_later(session)
+        done.append([message.id for message in lease_of(session, 3)])
+        gate.execute("SELECT pg_advisory_unlock(42)")
+        done.append(serving.result())
+    slow.commit()
+    assert session.scalar(text("SELECT count(*) FROM fairqueue.missed")) == 0
+    finish(session, workers, *done)

@@ -15,6 +15,7 @@ from tests.observing import impatient, observer, value, waits_for_a_lock
 from tests.scheduling.taking import (
     CHANNELS,
     Ids,
+    a_lane_comes_first,
     a_second_later,
     dequeue,
     drawn,
@@ -186,24 +187,10 @@ class TestNothingIsLost:
 
 def test_what_comes_after_a_lane_was_not_taken(session: Session) -> None:
     """Though it is gone: the lane is not passed."""
-    for channel in CHANNELS:
-        put(session, channel, 120)
-    put(session, "few", 7)
-    lease_of(session, 1)
-    plan_ahead(session, 600)
-    lease_of(session, 1)
-    plan_ahead(session, 0)
-    tag, since = session.execute(text("SELECT lane_tag, lane_since FROM fairqueue.rotation")).one()
-    after = text("""
-        SELECT e.id, p.place + e.nth - 1 - r.place AS place
-        FROM fairqueue.rotation r, fairqueue.plan p,
-            unnest(p.ids, p.tags, p.sinces) WITH ORDINALITY AS e (id, tag, since, nth)
-        WHERE (e.tag, e.since) > (:tag, :since) AND p.place + e.nth - 1 > r.place
-        ORDER BY p.place, e.nth LIMIT 1""")
-    first = session.execute(after, {"tag": tag, "since": since}).one()
-    session.execute(fq.cancel(first.id))
+    id_, place = a_lane_comes_first(session)
+    session.execute(fq.cancel(id_))
     session.commit()
-    done = [[message.id for message in lease_of(session, 1)] for _ in range(first.place)]
+    done = [[message.id for message in lease_of(session, 1)] for _ in range(place)]
     (last,) = session.scalars(text("SELECT max(id) FROM fairqueue.message WHERE channel = 'few'"))
     assert done[-1] == [last]
     finish(session, [], *done)

@@ -1891,6 +1891,7 @@ BEGIN
                 -- Waits while somebody has the turn, or waits for it.
                 EXIT tries WHEN NOT scheduler_turn(v_queue, true, v_wrote);
             END IF;
+            v_missed := NULL;
             v_clock := clock();
             v_now := unix_ms(v_clock);
             v_until := v_clock + make_interval(secs => lease_seconds);
@@ -1921,17 +1922,16 @@ BEGIN
                 FROM rotation t WHERE t.queue = v_queue ORDER BY t.era DESC LIMIT 1) t;
             IF v_is_calm THEN
                 v_rows := '{}';
-                v_missed := '{}';
                 FOR v_draw IN 1..36 LOOP
                     -- Each gets other numbers, whatever becomes of its transaction.
                     v_missing := max_messages - cardinality(v_rows);
-                    IF v_missing = 1 THEN
-                        v_places := ARRAY[v_before + nextval(v_tickets)];
-                    ELSE
-                        v_places := ARRAY(SELECT v_before + nextval(v_tickets) FROM generate_series(1, v_missing));
+                    v_first := v_before + nextval(v_tickets);
+                    v_last := v_first;
+                    IF v_missing > 1 THEN
+                        v_places := v_first || ARRAY(
+                            SELECT v_before + nextval(v_tickets) FROM generate_series(2, v_missing));
+                        v_last := v_places[v_missing];
                     END IF;
-                    v_first := v_places[1];
-                    v_last := v_places[v_missing];
                     -- What is planned there. What others have done since that look makes no difference: while there are
                     -- shares, what is planned before the end stays as it is.
                     SELECT array_agg(m.row) FILTER (WHERE m.row = n.row) INTO v_found
@@ -1961,13 +1961,15 @@ BEGIN
                     -- Some are gone, a user holds or has just changed them, or a lane comes first. Whoever is alone can do
                     -- it as it should be done, in the turn. Else others have taken what comes next, and go on to do so.
                     v_rows := v_rows || v_found;
-                    v_noted := cardinality(v_missed);
+                    v_noted := coalesce(cardinality(v_missed), 0);
                     v_missed := v_missed || ARRAY(
                         SELECT p.place + e.nth - 1
                         FROM plan p
                         CROSS JOIN LATERAL unnest(p.rows, p.tags, p.sinces) WITH ORDINALITY AS e (row, tag, since, nth)
                         WHERE p.queue = v_queue AND p.place > v_first - 32 AND p.place <= v_last
-                            AND p.place + e.nth - 1 = ANY (v_places) AND (e.row = ANY (v_found)) IS NOT TRUE
+                            AND p.place + e.nth - 1 BETWEEN v_first AND v_last
+                            AND (v_last - v_first < v_missing OR p.place + e.nth - 1 = ANY (v_places))
+                            AND (e.row = ANY (v_found)) IS NOT TRUE
                             AND (e.tag, e.since) < (v_lane_tag, v_lane_since));
                     v_noted := cardinality(v_missed) - v_noted;
                     EXIT WHEN v_noted + coalesce(cardinality(v_found), 0) < v_missing
@@ -1984,8 +1986,9 @@ BEGIN
                     RETURNING m.id, m.channel, m.attempt, m.payload, m.body, m.state, m.error, m.dequeue_at, m.cost,
                         m.created_at, m.leased_until, m.key, m.forgiven, m.first_leased_at;
 
-                    IF v_missed <> '{}' THEN
-                        INSERT INTO missed (queue, turn, place) SELECT v_queue, v_turn, k FROM unnest(v_missed) AS k;
+                    IF v_missed IS NOT NULL THEN
+                        INSERT INTO missed (queue, turn, place) SELECT v_queue, v_turn, k FROM unnest(v_missed) AS k
+                        ON CONFLICT DO NOTHING;
                     END IF;
                     IF NOT v_took THEN
                         PERFORM set_config('fairqueue_turn.planned', v_queue, false);
@@ -4112,7 +4115,8 @@ BEGIN
     END IF;
     IF v_state.has_drawn THEN
         IF (v_state.rotation).turn = missed_turn THEN
-            INSERT INTO missed (queue, turn, place) SELECT v_queue, missed_turn, k FROM unnest(missed_places) AS k;
+            INSERT INTO missed (queue, turn, place) SELECT v_queue, missed_turn, k FROM unnest(missed_places) AS k
+            ON CONFLICT DO NOTHING;
         END IF;
         r := scheduler_settle(v_queue);
     ELSE

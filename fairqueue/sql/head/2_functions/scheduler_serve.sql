@@ -89,7 +89,8 @@ BEGIN
     END IF;
     IF v_state.has_drawn THEN
         IF (v_state.rotation).turn = missed_turn THEN
-            INSERT INTO missed (queue, turn, place) SELECT v_queue, missed_turn, k FROM unnest(missed_places) AS k;
+            INSERT INTO missed (queue, turn, place) SELECT v_queue, missed_turn, k FROM unnest(missed_places) AS k
+            ON CONFLICT DO NOTHING;
         END IF;
         r := scheduler_settle(v_queue);
     ELSE
