@@ -22,6 +22,7 @@ from tests.scheduling.taking import (
     a_lane_comes_first,
     a_second_later,
     dequeue,
+    drawn,
     finish,
     forget_news,
     plan_once,
@@ -168,10 +169,13 @@ def test_what_is_gone_costs_nothing_though_who_saw_it_had_to_give_way(
 
 
 @pytest.mark.shared_database(False)
+@pytest.mark.parametrize("is_first", [True, False])
 def test_what_somebody_knew_of_an_earlier_turn(
-    session: Session, order: Ids, workers: list[psycopg.Connection], named: Named
+    session: Session, order: Ids, workers: list[psycopg.Connection], named: Named, is_first: bool
 ) -> None:
-    """Another has had the turn before it, and has settled: nothing is said of that any more."""
+    """Another has had the turn before it, and has settled: nothing is said of that any more, neither by who then takes
+    the turn nor by who waits behind that one for a share.
+    """
     slow, gate, watching = named("first 42"), named("gate"), named("watching")
     watching.autocommit = True
     done = [dequeue(workers[0])]
@@ -186,8 +190,14 @@ def test_what_somebody_knew_of_an_earlier_turn(
         workers[0].commit()
         a_second_later(session)
         done.append([message.id for message in lease_of(session, 3)])
+        done.append(dequeue(workers[1]))
+        workers[1].commit()
+        assert drawn(session) == 3
+        if not is_first:
+            workers[2].execute("SELECT pg_advisory_xact_lock(fairqueue.queue_key('default', 1))")
         gate.execute("SELECT pg_advisory_unlock(42)")
         done.append(serving.result())
     slow.commit()
+    assert drawn(session) == (0 if is_first else 6)
     assert session.scalar(text("SELECT count(*) FROM fairqueue.missed")) == 0
     finish(session, workers, *done)

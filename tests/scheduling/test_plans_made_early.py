@@ -67,10 +67,17 @@ def test_who_came_first_reads_no_more(raw: Raw, database_url: str) -> None:
 
 
 def test_settling_reads_what_was_drawn(raw: Raw, database_url: str) -> None:
-    """By its ids, though nothing says how many messages there are: not the backlog."""
-    connection, other = raw(database_url), raw(database_url)
+    """By its ids, though nothing says how many messages there are: not the backlog. And of what was missed, what this
+    turn has, not the dead entries of those before.
+    """
+    connection, other, old = raw(database_url), raw(database_url), raw(database_url)
     connection.autocommit = True
     without_autovacuum(connection)
+    old.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+    value(old, "SELECT count(*) FROM fairqueue.missed")
+    connection.execute("INSERT INTO fairqueue.missed SELECT 'default', 0, g FROM generate_series(1, 20000) g")
+    connection.execute("DELETE FROM fairqueue.missed")
+    connection.execute("VACUUM ANALYZE fairqueue.missed")
     connection.execute("INSERT INTO fairqueue.message (channel) SELECT 'c' || g % 20 FROM generate_series(1, 5000) g")
     watched = Watched(raw(database_url))
     dequeue = "SELECT * FROM fairqueue.message_dequeue('default', 3)"
@@ -90,13 +97,31 @@ def test_settling_reads_what_was_drawn(raw: Raw, database_url: str) -> None:
         if "v_ids" in statement.query or "scheduler_planned" in statement.query or "m.attempt <= " in statement.query
     ]
     assert len(settling) >= 3
-    used = {
-        node["Index Name"]
-        for statement in settling
-        for node in statement.nodes
-        if node.get("Relation Name") == "message"
-    }
-    assert used == {"message_pkey"}
+    scans = [node for statement in settling for node in statement.nodes if "Relation Name" in node]
+    assert {node["Index Name"] for node in scans if node["Relation Name"] == "message"} == {"message_pkey"}
+    missed = [node for node in scans if node["Relation Name"] == "missed"]
+    assert missed
+    assert all("turn" in node["Index Cond"] for node in missed)
     (looked,) = [statement.rows_of("message") for statement in settling if "v_ids" in statement.query]
     assert 0 < looked <= drawn
     assert max(statement.rows_of("message") for statement in settling) <= planned
+    old.rollback()
+
+
+def test_a_check_reads_each_plan_once(raw: Raw, database_url: str) -> None:
+    """Not those of all queues for each of them."""
+    connection = raw(database_url)
+    connection.autocommit = True
+    without_autovacuum(connection)
+    connection.execute(
+        "INSERT INTO fairqueue.message (queue, channel)"
+        " SELECT 'q' || g % 10, 'c' || g / 10 % 5 FROM generate_series(1, 10000) g"
+    )
+    for queue in range(10):
+        for _ in range(2):
+            value(connection, "SELECT count(*) FROM fairqueue.message_dequeue(%s, 3)", f"q{queue}")
+            connection.execute("UPDATE fairqueue.rotation SET ahead = 512, plan_at = 0")
+    plans = value(connection, "SELECT count(*) FROM fairqueue.plan")
+    assert plans >= 100
+    statements = Watched(raw(database_url)).run("SELECT fairqueue.queue_check()")
+    assert sum(statement.rows_of("plan") for statement in statements) <= 2 * plans

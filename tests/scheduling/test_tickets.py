@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, text, update
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
@@ -135,6 +135,25 @@ def test_a_queue_with_a_limit_gets_none(session: Session) -> None:
     assert [message.id for message in lease_of(session, 9)] == order[:9]
 
 
+def test_a_queue_that_gets_a_limit_gives_them_back(
+    session: Session, order: Ids, workers: list[psycopg.Connection]
+) -> None:
+    """At once, though its limit has been reached; what was taken without the turn counts, and the plan goes on."""
+    done = dequeue(workers[0])
+    workers[0].commit()
+    session.add(fq.Queue(name="default", max_concurrency=7))  # with those that were served before the plan
+    session.commit()
+    assert owners(session) == {"default": [1]}
+    done += [message.id for message in lease_of(session, 3)]
+    assert owners(session) == {}
+    assert fq.check(session) == []
+    session.execute(update(fq.Queue).values(max_concurrency=None))
+    session.commit()
+    done += [message.id for message in lease_of(session, 9)]
+    assert done == order[: len(done)]
+    finish(session, workers, done)
+
+
 def the_table_is_rewritten(session: Session) -> None:
     session.commit()
     engine = session.get_bind()
@@ -218,6 +237,7 @@ def test_those_of_a_batch_need_not_follow_one_another(
     forget_news(session)
     done.append(dequeue(workers[1], 3))
     assert done[1] == [order[41], order[43], order[47]]
+    assert value(workers[1], "SELECT count(*) FROM fairqueue.missed") == 1
     finish(session, workers, *done)
 
 

@@ -395,12 +395,12 @@ CREATE TABLE missed (
 
 -- What comes next, where much is waiting: the order of a queue's next messages, scheduled ahead.
 --
--- Written by dequeues alone, one at a time for each queue: by scheduler_plan_write, scheduler_unplan, and scheduler_plan,
--- which deletes what was served. Read by these, by scheduler_planned, scheduler_settle, scheduler_activate,
--- scheduler_serve and scheduler_serve_plan, and by message_dequeue, side by side. A row is a stretch of the order, as arrays:
--- its n-th message stands at rows[n], has ids[n] and the attempt attempts[n], starts at the tag tags[n] and belongs to
--- activation sinces[n] of the lane of channels[n], which itself stands behind all of its planned messages. What isn't beyond the place of the
--- rotation has been served.
+-- Written by dequeues alone, one at a time for each queue: by scheduler_plan_write, scheduler_unplan, and
+-- scheduler_plan, which deletes what was served. Read by these, by scheduler_planned, scheduler_settle,
+-- scheduler_activate, scheduler_serve and scheduler_serve_plan, and by message_dequeue, side by side. A row is a
+-- stretch of the order, as arrays: its n-th message stands at rows[n], has ids[n] and the attempt attempts[n], starts
+-- at the tag tags[n] and belongs to activation sinces[n] of the lane of channels[n], which itself stands behind all of
+-- its planned messages. What isn't beyond the place of the rotation has been served.
 CREATE TABLE plan (
     queue     text COLLATE "C" NOT NULL,
     -- That of its first message: what was ever planned is numbered. A row has 32 messages at most.
@@ -534,9 +534,9 @@ CREATE TABLE rotation (
     arrival_tag      bigint           NOT NULL DEFAULT 0,
     -- While lanes are derived anew (scheduler_rebuild): the last one that has been, '' before the first.
     rebuilt          text COLLATE "C",
-    -- From the plan on until a dequeue comes up short, if there was one to be had: the sequence of which tickets for the
-    -- places of the plan are drawn, and the last ticket that was drawn when what was taken of it was settled last. So the
-    -- next one is for the place behind place.
+    -- From the plan on until a dequeue comes up short or the queue gets a limit, if there was one to be had: the
+    -- sequence of which tickets for the places of the plan are drawn, and the last ticket that was drawn when what was
+    -- taken of it was settled last. So the next one is for the place behind place.
     tickets          regclass,
     ticket_base      bigint           NOT NULL DEFAULT 0,
     CONSTRAINT rotation_pkey PRIMARY KEY (queue, era)
@@ -594,8 +594,9 @@ CREATE INDEX stage_run ON stage (run);
 -- Which queue has the tickets of which sequence, of tickets_1 to tickets_64.
 --
 -- Written by scheduler_tickets, within the turn of the queue that gets or returns them. A number of a sequence is given
--- out once, whatever becomes of the transaction, so those who draw one (message_dequeue) neither wait for each other nor
--- get the same. With more queues that have a plan than sequences, the others are served in their turns alone.
+-- out once, whatever becomes of the transaction, so those who draw one (message_dequeue) neither wait for each other
+-- nor get the same. Queues that have a max_concurrency, and with more queues that have a plan than sequences the
+-- others, are served in their turns alone.
 CREATE TABLE tickets (
     number  integer          NOT NULL,
     queue   text COLLATE "C" NOT NULL,
@@ -3706,8 +3707,9 @@ $$;
 --
 -- Called by scheduler_settle, scheduler_unplan and queue_check; takes no lock. Left is a message that is ready and was
 -- leased no more often than when it was planned: what was taken and has failed since is ready again, but isn't left. It
--- is found by its id, not by its row, which may be another one: the table was rewritten, or restored. Taken is what
--- dequeues without the turn had tickets for, and what is neither left nor was missed by them.
+-- is found by its id, not by its row, which may be another one: the table was rewritten, or restored. Taken is, of what
+-- dequeues without the turn had tickets for, what is neither left nor was missed by them. Stable: it sees what the
+-- statement sees that calls it, though that deletes what is planned.
 CREATE FUNCTION scheduler_planned(queue text, last bigint DEFAULT NULL)
 RETURNS TABLE (
     place bigint, channel text, tag bigint, since bigint, id bigint, left_id bigint, left_at bigint, is_taken boolean
@@ -3719,7 +3721,9 @@ AS $$
         -- Nobody takes what comes after a lane.
         m.id IS NULL AND e.place <= r.drawn
             AND coalesce((e.tag, e.since) < (r.lane_tag, r.lane_since), false)
-            AND NOT EXISTS (SELECT FROM missed k WHERE k.queue = r.queue AND k.turn = r.turn AND k.place = e.place)
+            -- OFFSET: else all of it might be read and hashed, dead entries among it.
+            AND NOT EXISTS (
+                SELECT FROM missed k WHERE k.queue = r.queue AND k.turn = r.turn AND k.place = e.place OFFSET 0)
     FROM (
         SELECT r.*, r.place + coalesce(pg_sequence_last_value(r.tickets) - r.ticket_base, 0) AS drawn
         FROM rotation r WHERE r.queue = $1 ORDER BY r.era DESC LIMIT 1) r
@@ -3728,10 +3732,11 @@ AS $$
         FROM plan p
         CROSS JOIN LATERAL unnest(p.ids, p.attempts, p.tags, p.sinces, p.channels) WITH ORDINALITY
             AS e (id, attempt, tag, since, channel, nth)
-        WHERE p.queue = r.queue AND p.place > r.place - 32 AND p.place <= coalesce($2, 9223372036854775807)) e
+        -- Not that of r: there is nothing to join by but a loop, whatever the caller's settings.
+        WHERE p.queue = $1 AND p.place > r.place - 32 AND p.place <= coalesce($2, 9223372036854775807)) e
     -- By its id alone, so that no index but that one can be used for it.
     LEFT JOIN LATERAL (SELECT m.* FROM message m WHERE m.id = e.id OFFSET 0) m
-        ON m.queue = r.queue AND m.channel = e.channel AND m.leased_until IS NULL AND m.attempt <= e.attempt
+        ON m.queue = $1 AND m.channel = e.channel AND m.leased_until IS NULL AND m.attempt <= e.attempt
     WHERE e.place > r.place AND e.place <= coalesce($2, 9223372036854775807)
 $$;
 
@@ -4245,6 +4250,11 @@ BEGIN
                 v_has_urgent := true;
                 CONTINUE;
             END IF;
+        END IF;
+        IF r.tickets IS NOT NULL AND r.max_concurrency IS NOT NULL THEN
+            -- It has got a limit: nobody takes without the turn any more.
+            SELECT k.tickets INTO r.tickets FROM scheduler_tickets(v_queue, false) k;
+            UPDATE rotation t SET tickets = NULL WHERE t.queue = v_queue AND t.era = r.era;
         END IF;
         IF r.due_floor <= v_now THEN
             SELECT w.due_floor, w.activations INTO r.due_floor, r.activations
@@ -5202,7 +5212,7 @@ BEGIN
     WITH gone AS (
         DELETE FROM plan p
         WHERE p.queue = v_queue AND p.place > v_place - 32
-    -- As it was before that.
+    -- As it was before that: the function is stable.
     ), planned AS MATERIALIZED (
         SELECT p.channel, p.tag, p.since, p.place, p.left_id, p.left_at, p.is_taken FROM scheduler_planned(v_queue) p
     -- The steps are found by sorting: a join would be a loop. A message's step is up to where the next one of its channel

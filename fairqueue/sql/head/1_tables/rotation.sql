@@ -63,9 +63,9 @@ CREATE TABLE rotation (
     arrival_tag      bigint           NOT NULL DEFAULT 0,
     -- While lanes are derived anew (scheduler_rebuild): the last one that has been, '' before the first.
     rebuilt          text COLLATE "C",
-    -- From the plan on until a dequeue comes up short, if there was one to be had: the sequence of which tickets for the
-    -- places of the plan are drawn, and the last ticket that was drawn when what was taken of it was settled last. So the
-    -- next one is for the place behind place.
+    -- From the plan on until a dequeue comes up short or the queue gets a limit, if there was one to be had: the
+    -- sequence of which tickets for the places of the plan are drawn, and the last ticket that was drawn when what was
+    -- taken of it was settled last. So the next one is for the place behind place.
     tickets          regclass,
     ticket_base      bigint           NOT NULL DEFAULT 0,
     CONSTRAINT rotation_pkey PRIMARY KEY (queue, era)

@@ -220,6 +220,11 @@ BEGIN
                 CONTINUE;
             END IF;
         END IF;
+        IF r.tickets IS NOT NULL AND r.max_concurrency IS NOT NULL THEN
+            -- It has got a limit: nobody takes without the turn any more.
+            SELECT k.tickets INTO r.tickets FROM scheduler_tickets(v_queue, false) k;
+            UPDATE rotation t SET tickets = NULL WHERE t.queue = v_queue AND t.era = r.era;
+        END IF;
         IF r.due_floor <= v_now THEN
             SELECT w.due_floor, w.activations INTO r.due_floor, r.activations
             FROM scheduler_wake(v_queue, r.vtime, v_now, v_news, r.due_floor, r.activations) w;

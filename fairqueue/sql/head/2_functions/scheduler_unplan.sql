@@ -27,7 +27,7 @@ BEGIN
     WITH gone AS (
         DELETE FROM plan p
         WHERE p.queue = v_queue AND p.place > v_place - 32
-    -- As it was before that.
+    -- As it was before that: the function is stable.
     ), planned AS MATERIALIZED (
         SELECT p.channel, p.tag, p.since, p.place, p.left_id, p.left_at, p.is_taken FROM scheduler_planned(v_queue) p
     -- The steps are found by sorting: a join would be a loop. A message's step is up to where the next one of its channel
