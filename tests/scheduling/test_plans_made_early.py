@@ -89,6 +89,7 @@ def test_settling_reads_what_was_drawn(raw: Raw, database_url: str) -> None:
     other.rollback()
     watched.run(dequeue)
     connection.execute("UPDATE fairqueue.rotation SET clock = clock - 1001")
+    connection.execute("ANALYZE fairqueue.plan")
     drawn, planned = value(connection, DRAWN), value(connection, "SELECT planned - place FROM fairqueue.rotation")
     assert 15 <= drawn < 100 < planned < 2000
     settling = [
@@ -101,7 +102,7 @@ def test_settling_reads_what_was_drawn(raw: Raw, database_url: str) -> None:
     assert {node["Index Name"] for node in scans if node["Relation Name"] == "message"} == {"message_pkey"}
     missed = [node for node in scans if node["Relation Name"] == "missed"]
     assert missed
-    assert all("turn" in node["Index Cond"] for node in missed)
+    assert all("turn" in node.get("Index Cond", "") for node in missed)
     (looked,) = [statement.rows_of("message") for statement in settling if "v_ids" in statement.query]
     assert 0 < looked <= drawn
     assert max(statement.rows_of("message") for statement in settling) <= planned
