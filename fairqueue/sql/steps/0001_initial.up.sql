@@ -1575,7 +1575,11 @@ BEGIN
 
     IF cardinality(ids) = cardinality(attempts) THEN
         IF cardinality(v_done) = cardinality(ids) THEN
-            RETURN QUERY SELECT l.id, 'completed' FROM unnest(ids) AS l (id);
+            -- No statement, where a call for each message counts.
+            result := 'completed';
+            FOREACH id IN ARRAY ids LOOP
+                RETURN NEXT;
+            END LOOP;
             RETURN;
         END IF;
     ELSE
@@ -1862,6 +1866,7 @@ DECLARE
     v_before bigint;
     v_missing integer;
     v_places bigint[];
+    v_is_served boolean;
     v_first bigint;
     v_last bigint;
     v_found tid[];
@@ -1934,34 +1939,56 @@ BEGIN
                         v_last := v_places[v_missing];
                     END IF;
                     -- What is planned there. What others have done since that look makes no difference: while there are
-                    -- shares, what is planned before the end stays as it is.
-                    SELECT array_agg(m.row) FILTER (WHERE m.row = n.row) INTO v_found
-                    FROM (
-                        SELECT p.rows[e.nth] AS row, p.ids[e.nth] AS id, p.channels[e.nth] AS channel,
-                            p.tags[e.nth] AS tag, p.sinces[e.nth] AS since
+                    -- shares, what is planned before the end stays as it is. Locked one by one: a join might begin with
+                    -- all messages, where there seem to be few. Another row: the version is locked that a user has just
+                    -- made of it.
+                    IF max_messages = 1 THEN
+                        -- In one statement, as it is there, or nothing is leased.
+                        RETURN QUERY
+                        UPDATE message m
+                        SET attempt = least(m.attempt, 2147483646) + 1, leased_until = v_until, leased_at = v_clock,
+                            first_leased_at = coalesce(m.first_leased_at, v_clock), worker = v_worker, counted = NULL
                         FROM (
-                            SELECT p.place, p.rows, p.ids, p.channels, p.tags, p.sinces FROM plan p
-                            WHERE p.queue = v_queue AND p.place > v_first - 32 AND p.place <= v_last
-                            ORDER BY p.place) p
-                        CROSS JOIN LATERAL generate_series(
-                            greatest(1, v_first - p.place + 1)::integer,
-                            least(cardinality(p.ids), v_last - p.place + 1)::integer) AS e (nth)
-                        WHERE v_last - v_first < v_missing OR p.place + e.nth - 1 = ANY (v_places)) n
-                    -- Locked one by one: a join might begin with all messages, where there seem to be few. Another row: the
-                    -- version is locked that a user has just made of it.
-                    CROSS JOIN LATERAL (
-                        SELECT m.ctid AS row FROM message m
-                        WHERE m.ctid = n.row AND m.id = n.id AND m.queue = v_queue AND m.channel = n.channel
-                            AND m.leased_until IS NULL AND m.dequeue_at <= v_now
-                        FOR NO KEY UPDATE SKIP LOCKED) m
-                    WHERE (n.tag, n.since) < (v_lane_tag, v_lane_since);
-                    IF cardinality(v_found) = v_missing THEN
-                        v_rows := CASE WHEN v_draw = 1 THEN v_found ELSE v_rows || v_found END;
-                        EXIT;
+                            SELECT p.rows[e.nth] AS row, p.ids[e.nth] AS id, p.channels[e.nth] AS channel
+                            FROM plan p CROSS JOIN LATERAL (SELECT (v_first - p.place + 1)::integer AS nth) e
+                            WHERE p.queue = v_queue AND p.place > v_first - 32 AND p.place <= v_first
+                                AND (p.tags[e.nth], p.sinces[e.nth]) < (v_lane_tag, v_lane_since)) n
+                        CROSS JOIN LATERAL (
+                            SELECT h.ctid AS row FROM message h
+                            WHERE h.ctid = n.row AND h.id = n.id AND h.queue = v_queue AND h.channel = n.channel
+                                AND h.leased_until IS NULL AND h.dequeue_at <= v_now
+                            FOR NO KEY UPDATE SKIP LOCKED) h
+                        WHERE m.ctid = n.row AND h.row = n.row
+                        RETURNING m.id, m.channel, m.attempt, m.payload, m.body, m.state, m.error, m.dequeue_at, m.cost,
+                            m.created_at, m.leased_until, m.key, m.forgiven, m.first_leased_at;
+
+                        v_is_served := FOUND;
+                    ELSE
+                        SELECT array_agg(m.row) FILTER (WHERE m.row = n.row) INTO v_found
+                        FROM (
+                            SELECT p.rows[e.nth] AS row, p.ids[e.nth] AS id, p.channels[e.nth] AS channel,
+                                p.tags[e.nth] AS tag, p.sinces[e.nth] AS since
+                            FROM (
+                                SELECT p.place, p.rows, p.ids, p.channels, p.tags, p.sinces FROM plan p
+                                WHERE p.queue = v_queue AND p.place > v_first - 32 AND p.place <= v_last
+                                ORDER BY p.place) p
+                            CROSS JOIN LATERAL generate_series(
+                                greatest(1, v_first - p.place + 1)::integer,
+                                least(cardinality(p.ids), v_last - p.place + 1)::integer) AS e (nth)
+                            WHERE v_last - v_first < v_missing OR p.place + e.nth - 1 = ANY (v_places)) n
+                        CROSS JOIN LATERAL (
+                            SELECT m.ctid AS row FROM message m
+                            WHERE m.ctid = n.row AND m.id = n.id AND m.queue = v_queue AND m.channel = n.channel
+                                AND m.leased_until IS NULL AND m.dequeue_at <= v_now
+                            FOR NO KEY UPDATE SKIP LOCKED) m
+                        WHERE (n.tag, n.since) < (v_lane_tag, v_lane_since);
+
+                        v_rows := v_rows || v_found;
+                        v_is_served := cardinality(v_rows) = max_messages;
                     END IF;
+                    EXIT WHEN v_is_served;
                     -- Some are gone, a user holds or has just changed them, or a lane comes first. Whoever is alone can do
                     -- it as it should be done, in the turn. Else others have taken what comes next, and go on to do so.
-                    v_rows := v_rows || v_found;
                     v_noted := coalesce(cardinality(v_missed), 0);
                     v_missed := v_missed || ARRAY(
                         SELECT p.place + e.nth - 1
@@ -1976,17 +2003,18 @@ BEGIN
                     EXIT WHEN v_noted + coalesce(cardinality(v_found), 0) < v_missing
                         OR (pg_try_advisory_lock(queue_key(v_queue)) AND pg_advisory_unlock(queue_key(v_queue)));
                 END LOOP;
-                IF cardinality(v_rows) = max_messages THEN
-                    RETURN QUERY
-                    -- The one join that is left switched on is a loop, here over rows: in the order of places.
-                    UPDATE message m
-                    SET attempt = least(m.attempt, 2147483646) + 1, leased_until = v_until, leased_at = v_clock,
-                        first_leased_at = coalesce(m.first_leased_at, v_clock), worker = v_worker, counted = NULL
-                    FROM unnest(v_rows) AS h (row)
-                    WHERE m.ctid = h.row
-                    RETURNING m.id, m.channel, m.attempt, m.payload, m.body, m.state, m.error, m.dequeue_at, m.cost,
-                        m.created_at, m.leased_until, m.key, m.forgiven, m.first_leased_at;
-
+                IF v_is_served THEN
+                    IF max_messages > 1 THEN
+                        RETURN QUERY
+                        -- The one join that is left switched on is a loop, here over rows: in the order of places.
+                        UPDATE message m
+                        SET attempt = least(m.attempt, 2147483646) + 1, leased_until = v_until, leased_at = v_clock,
+                            first_leased_at = coalesce(m.first_leased_at, v_clock), worker = v_worker, counted = NULL
+                        FROM unnest(v_rows) AS h (row)
+                        WHERE m.ctid = h.row
+                        RETURNING m.id, m.channel, m.attempt, m.payload, m.body, m.state, m.error, m.dequeue_at, m.cost,
+                            m.created_at, m.leased_until, m.key, m.forgiven, m.first_leased_at;
+                    END IF;
                     IF v_missed IS NOT NULL THEN
                         INSERT INTO missed (queue, turn, place) SELECT v_queue, v_turn, k FROM unnest(v_missed) AS k
                         ON CONFLICT DO NOTHING;
