@@ -141,7 +141,8 @@ def with_app_context(app: Flask) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """
 
     def decorate(handler: Callable[P, R]) -> Callable[P, R]:
-        if any(kind(handler) for kind in (inspect.iscoroutinefunction, inspect.isgeneratorfunction)):
+        kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+        if any(kind(handler) for kind in kinds):
             name = getattr(handler, "__qualname__", handler)  # a functools.partial has none
             raise InvalidValue(f"handler must be a plain function, not async, and not yield: {name}")
 

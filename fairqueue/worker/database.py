@@ -31,6 +31,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
 from fairqueue import _backoff
+from fairqueue.consuming import error_text
 from fairqueue.errors import FairqueueError, sqlstate
 from fairqueue.schema import verify
 
@@ -181,7 +182,7 @@ def backoff(failures: int, longest: float = LONGEST) -> float:
 def in_a_line(error: BaseException) -> str:
     """The error without the statement and its parameters."""
     cause: Any = error.orig if isinstance(error, DBAPIError) and error.orig else error
-    return f"{type(cause).__name__}: {' '.join(str(cause).split())}"
+    return " ".join(error_text("error", cause).split())
 
 
 def place(url: URL) -> str:

@@ -1,6 +1,6 @@
 """fairqueue.flask: the extension, its commands, and handlers in an application context."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -237,7 +237,11 @@ def test_bad_configuration(host: HostOf, database_url: str, engine: Engine) -> N
     def stepwise(message: fq.LeasedMessage) -> Iterator[None]:
         yield
 
-    for wrong, name in ((handler, "handler"), (stepwise, "stepwise"), (partial(handler), "partial.*handler")):
+    async def both(message: fq.LeasedMessage) -> AsyncIterator[None]:
+        yield
+
+    named = ((handler, "handler"), (stepwise, "stepwise"), (both, "both"), (partial(handler), "partial.*handler"))
+    for wrong, name in named:
         with pytest.raises(fq.InvalidValue, match=rf"handler must be a plain function, .*{name}"):
             with_app_context(Flask(__name__))(wrong)
 

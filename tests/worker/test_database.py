@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 import fairqueue as fq
 from fairqueue import schema
-from fairqueue.worker.database import Database, _lost, backoff, place
+from fairqueue.worker.database import Database, _lost, backoff, in_a_line, place
 from fairqueue.worker.threads import Threads
 from tests.acts import put, wait_until
 from tests.fixtures.databases import PREFIX
@@ -298,3 +298,14 @@ def test_sessions_of_several_databases(kind: str, session: Session, worker_of: W
         app.session = sessionmaker(nowhere, binds={fq.Message: app.engine})
     with app:
         assert wait_for_endings(session, 1) == {"completed": 1}
+
+
+def test_an_error_that_cannot_be_printed() -> None:
+    """Of a connect hook of the application's, say: the worker tries again, and says what it can."""
+
+    class Odd(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    assert in_a_line(Odd()) == "Odd"
+    assert in_a_line(ValueError("one\n  two")) == "ValueError: one two"
