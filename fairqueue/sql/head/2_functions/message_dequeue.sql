@@ -131,7 +131,8 @@ BEGIN
                     -- all messages, where there seem to be few. Another row: the version is locked that a user has just
                     -- made of it.
                     IF max_messages = 1 THEN
-                        -- In one statement, as it is there, or nothing is leased.
+                        -- In one statement: it is there, or nothing is leased that would have to be given back. What it
+                        -- sets and returns is what the one below does.
                         RETURN QUERY
                         UPDATE message m
                         SET attempt = least(m.attempt, 2147483646) + 1, leased_until = v_until, leased_at = v_clock,
