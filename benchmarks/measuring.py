@@ -82,11 +82,6 @@ class Bench:
         if text not in self.notes:
             self.notes.append(text)
 
-    def vacuum(self, connection: Any) -> None:
-        """As autovacuum leaves a table after a while, and with statistics; so it doesn't come while we measure."""
-        if isinstance(connection, psycopg.Connection):
-            vacuum(connection)
-
     @contextlib.contextmanager
     def databases(self, systems: Iterable[System]) -> Iterator[dict[str, str]]:
         """A database for each system, by name: its DSN."""
@@ -112,13 +107,17 @@ def alternate(subjects: Sequence[str], rounds: int, measure: Callable[[str], T])
     return results
 
 
-def vacuum(connection: psycopg.Connection[Any]) -> None:
-    """The tables of the system; those of PostgreSQL's own catalog are more, and change little."""
-    tables = connection.execute(
-        "SELECT c.oid::regclass::text FROM pg_class c"
-        " WHERE c.relkind IN ('r', 'p') AND c.relnamespace::regnamespace::text !~ '^(pg_|information_schema)'"
-    )
-    connection.execute(f"VACUUM (ANALYZE) {', '.join(name for (name,) in tables)}".encode())
+def vacuum(dsn: str) -> None:
+    """As autovacuum leaves a table after a while, and with statistics; so it doesn't come while we measure.
+
+    The tables of the system: those of PostgreSQL's own catalog are more, and change little.
+    """
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        tables = connection.execute(
+            "SELECT c.oid::regclass::text FROM pg_class c"
+            " WHERE c.relkind IN ('r', 'p') AND c.relnamespace::regnamespace::text !~ '^(pg_|information_schema)'"
+        )
+        connection.execute(f"VACUUM (ANALYZE) {', '.join(name for (name,) in tables)}".encode())
 
 
 def chosen(names: Iterable[str]) -> tuple[dict[str, System], dict[str, str]]:

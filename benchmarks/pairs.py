@@ -10,7 +10,7 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
-from .measuring import Bench, alternate
+from .measuring import Bench, alternate, vacuum
 from .records import Record, Wanted, ratio_record
 from .systems import Fill, System
 
@@ -49,11 +49,11 @@ class Pair:
         self.system.fill(self.connections[subject], fill)
         self.fills[subject] = fill
 
-    def settle(self, subject: str, *, vacuum: bool = True) -> None:
+    def settle(self, subject: str, *, vacuumed: bool = True) -> None:
         """Take in what was filled in."""
         self.system.settle(self.connections[subject])
-        if vacuum:
-            self.bench.vacuum(self.connections[subject])
+        if vacuumed:
+            vacuum(self.dsns[subject])
 
     def compare(self, case: dict[str, int | str], reference: str, wanted: Wanted | None = None) -> Iterable[Record]:
         """The time of a dequeue, at each batch that the system has."""

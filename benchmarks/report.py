@@ -23,11 +23,11 @@ _WIDE = 8
 #: What is said of each scenario, not of the machine.
 _PASSING = ("time", "revision", "load before", "durable commit")
 _WHOSE_GOALS = """\
-Goals are set for some of the cases: in Dequeueing and Draining for 1,000 channels, in Growth for two sizes, in Peers
-for every batch beside the peers that try to be fair (≥ 3), and for each other Python package's best batch (≥ 1). What
-the others come to is in the tables, and isn't always as good. No goal covers CPU, or channel-row, LonnyMQ's queue,
-which is fair too and faster where messages are taken one at a time. Dequeueing's goals are for a backlog that stands,
-with nobody enqueueing.
+Goals are set for some of the cases: in Dequeueing and Draining for 1,000 channels, in Growth for fairqueue as it is
+used, in Peers for every batch beside the peers that try to be fair (≥ 3), and for each other Python package's best
+batch (≥ 1). What the others come to is in the tables, and isn't always as good. No goal covers CPU, or channel-row,
+LonnyMQ's queue, which is fair too and faster where messages are taken one at a time. Dequeueing's goals are for a
+backlog that stands, with nobody enqueueing.
 """
 _NOT_MEASURED = """\
 What was not measured are cases of the scenario, or single systems in one, that failed, whichever of its goals they

@@ -32,7 +32,7 @@ from functools import partial
 from typing import Any
 
 from benchmarks.consumers import Task, rate
-from benchmarks.measuring import Bench, Case, Size, alternate, open_connections
+from benchmarks.measuring import Bench, Case, Size, alternate, open_connections, vacuum
 from benchmarks.records import Record, Wanted, at_least, ratio_record, value_record
 from benchmarks.systems import LIMIT, OURS, SYSTEMS, Fill, payload_of
 
@@ -128,7 +128,7 @@ def measure(cells: Sequence[Cell], bench: Bench) -> Iterable[Record]:
         def once(cell: Cell, name: str) -> float:
             system, connection = bench.systems[name], connections[name]
             fills[name] = system.fill_up(connection, fills[name], backlog)
-            bench.vacuum(connection)
+            vacuum(databases[name])
             task = Task(cell.batch, _SECONDS[bench.size.name], durability=cell.durability)
             return rate(bench.consumers.run(cell.consumers, databases[name], name, task))
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from functools import partial
 
 from benchmarks.consumers import Task, rate
-from benchmarks.measuring import Bench, Case, Size, alternate, open_connections
+from benchmarks.measuring import Bench, Case, Size, alternate, open_connections, vacuum
 from benchmarks.records import Record
 from benchmarks.scenarios.dequeueing import Cell, over_limit
 from benchmarks.systems import Fill, payload_of
@@ -68,7 +68,7 @@ def measure(cell: Cell, bench: Bench) -> Iterable[Record]:
         def once(name: str) -> float:
             system, connection = bench.systems[name], connections[name]
             fills[name] = system.fill_up(connection, fills[name], backlog)
-            bench.vacuum(connection)
+            vacuum(databases[name])
             return rate(bench.consumers.run(cell.consumers, databases[name], name, task))
 
         bench.place.checkpoint()

@@ -15,7 +15,7 @@ from typing import Any
 
 import psycopg
 
-from benchmarks.measuring import Bench, Case, Size, open_connections
+from benchmarks.measuring import Bench, Case, Size, open_connections, vacuum
 from benchmarks.records import Record, Wanted, at_least, at_most, value_record
 from benchmarks.systems import LIMIT, OURS, Fill, System
 
@@ -65,7 +65,7 @@ def _run(bench: Bench, systems: Sequence[System], messages: int, batch: int, num
             connection = connections[system.name]
             system.fill(connection, Fill(messages // 5 + (_WARM + 10) * batch, _CHANNELS, bench.payload))
             system.settle(connection)
-            bench.vacuum(connection)
+            vacuum(databases[system.name])
             connection.execute("SET synchronous_commit = off")  # It is about the server's work, not about the disk's.
             for _ in range(_WARM):
                 system.complete(connection, system.dequeue(connection, batch))

@@ -5,8 +5,8 @@ have 100 bytes, the tables are vacuumed and analyzed before each measurement, af
 
 * *Fairness*: messages of one noisy tenant, then as many of 19 quiet ones; four consumers that take ten at a time (one
   where a call fetches one), or the peer's own worker. Commits don't wait for the disk, as places have no time in them.
-* *Fetch and complete*: four consumer processes call what the peer has for fetching and completing, in batches, for a
-  part of a second or until nothing is left. Handlers, heartbeats and polling don't take part; the calls of asyncio are
+* *Fetch and complete*: four consumer processes call what the peer has for fetching and completing, in batches, for up
+  to a second or until nothing is left. Handlers, heartbeats and polling don't take part; the calls of asyncio are
   made one after the other in an event loop that each consumer keeps. Each takes one message before the clock starts, as
   sessions plan their statements anew after a vacuum. Enqueueing isn't timed; of what it leaves to our dequeues, the
   news of which channels have something, a backlog that is made at once leaves one note for each channel, where messages
@@ -115,7 +115,7 @@ def fairness(bench: Bench) -> Iterable[Record]:
             _without_disk(dsn)
             with system.connected(dsn) as connection:
                 system.enqueue(connection, rows)
-            _vacuum(dsn)
+            vacuum(dsn)
             order = _order(bench, system, dsn)
         left = Counter(channel for channel, _ in rows) - Counter(order)
         # With more than half of the quiet ones' messages, and all tenants, the figures don't depend on the rest.
@@ -153,7 +153,7 @@ def fetching(load: Load, bench: Bench) -> Iterable[Record]:
             system, dsn = systems[name], database(name)
             with system.connected(dsn) as connection:
                 fills[name] = system.fill_up(connection, fills[name], load.messages)
-            _vacuum(dsn)
+            vacuum(dsn)
             # It has made sessions forget their plans. More calls would take in, for us, what is to count.
             bench.consumers.run(_CONSUMERS, dsn, name, Task(1, 0.0, warm=1))
             return rate(bench.consumers.run(_CONSUMERS, dsn, name, Task(batch, seconds, warm=0)))
@@ -193,7 +193,7 @@ def _worked(bench: Bench, systems: Mapping[str, System], at_a_time: int) -> dict
             missing = messages - system.left(dsn)
             with system.connected(dsn) as connection:
                 system.fill(connection, Fill(missing, tenants, bench.payload))
-            _vacuum(dsn)
+            vacuum(dsn)
             return _serve(processes[name], dsn, seconds).rate
 
         bench.place.checkpoint()
@@ -285,11 +285,6 @@ def _without_disk(dsn: str) -> None:
     with psycopg.connect(dsn, autocommit=True) as connection:
         database = Identifier(connection.info.dbname)
         connection.execute(SQL("ALTER DATABASE {} SET synchronous_commit = off").format(database))
-
-
-def _vacuum(dsn: str) -> None:
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        vacuum(connection)
 
 
 @contextmanager
