@@ -58,7 +58,6 @@ they do.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import signal
 import socket
@@ -86,6 +85,7 @@ from fairqueue.schema import check_dialect
 from .database import CLOSING, backoff, in_a_line, place
 from .decisions import Cancel, DeadLetter, Decision, Defer, Retry, apply
 from .handlers import Errors, Handled, Handler
+from .logs import log
 from .running import Run
 from .sessions import async_engines, check_isolation, check_pool, check_schema
 
@@ -105,7 +105,6 @@ __all__ = [
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
-log = logging.getLogger("fairqueue.worker")
 
 #: What :func:`run` returns when messages were handed back unfinished.
 HANDED_BACK = 3

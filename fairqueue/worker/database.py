@@ -11,7 +11,6 @@ worker that is stopped in the middle can't keep the queue's turn.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -35,13 +34,13 @@ from fairqueue.consuming import error_text
 from fairqueue.errors import FairqueueError, sqlstate
 from fairqueue.schema import verify
 
+from .logs import log
 from .threads import Threads
 
 __all__ = ["CLOSING", "LONGEST", "Database", "backoff", "in_a_line", "not_durable", "place"]
 
 T = TypeVar("T")
 
-log = logging.getLogger("fairqueue.worker")
 
 #: Seconds that giving back a connection may take.
 CLOSING = 2.0

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
@@ -37,10 +36,9 @@ if sys.version_info >= (3, 14):
     _signature = partial(inspect.signature, annotation_format=Format.STRING)
 else:
     _signature = inspect.signature
+from .logs import log
 
 __all__ = ["Errors", "Handled", "Handler", "UnreadablePayload"]
-
-log = logging.getLogger("fairqueue.worker")
 
 Errors = type[Exception] | tuple[type[Exception], ...]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable
 from time import monotonic
@@ -15,10 +14,9 @@ from fairqueue.leases import Outcome
 
 from .database import LONGEST, Database, not_durable
 from .jobs import Job
+from .logs import log
 
 __all__ = ["Heart"]
-
-log = logging.getLogger("fairqueue.worker")
 
 #: What a heartbeat says of a lease that is over.
 _OVER = (Outcome.STALE, Outcome.NOT_FOUND)

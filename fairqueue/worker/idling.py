@@ -6,7 +6,6 @@ limit. Nobody is notified when a time has come: so the database is asked when th
 
 from __future__ import annotations
 
-import logging
 import random
 from typing import TYPE_CHECKING
 
@@ -18,14 +17,13 @@ from fairqueue._functions import SchemaFunction
 from .database import Database
 from .jobs import Signal
 from .listening import Listener
+from .logs import log
 from .wire import can_listen
 
 if TYPE_CHECKING:
     from . import Worker
 
 __all__ = ["Idler"]
-
-log = logging.getLogger("fairqueue.worker")
 
 #: Seconds before the database is asked when something is due: a question that a busy worker need not ask. Not for as
 #: long where something was due last time, and not for less than that at all.

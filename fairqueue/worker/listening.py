@@ -7,7 +7,6 @@ transaction mode LISTEN succeeds and nothing ever comes. Then the worker is told
 
 from __future__ import annotations
 
-import logging
 import secrets
 from collections.abc import Awaitable, Callable
 
@@ -17,11 +16,10 @@ from sqlalchemy import func, select
 from fairqueue._functions import SchemaFunction
 
 from .database import LONGEST, Database, backoff, in_a_line
+from .logs import log
 from .wire import Wire, connect, first_of
 
 __all__ = ["Listener"]
-
-log = logging.getLogger("fairqueue.worker")
 
 #: Seconds that a notification to ourselves may take, and between two of them while all is well.
 PROBE_TIMEOUT = 5.0

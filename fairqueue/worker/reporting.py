@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 from fairqueue.leases import Outcome
@@ -10,10 +9,9 @@ from fairqueue.leases import Outcome
 from .database import Database
 from .decisions import Decision, apply
 from .jobs import Job, Signal
+from .logs import log
 
 __all__ = ["Reporter"]
-
-log = logging.getLogger("fairqueue.worker")
 
 
 class Reporter:
@@ -56,7 +54,7 @@ class Reporter:
                 if (in_ascii := decision.in_ascii()) is None:
                     raise
                 await self.send(in_ascii, [job])
-        except Exception:
+        except Exception:  # noqa: BLE001 - whatever it is, the others don't wait for it
             log.exception("%s can't be reported, and comes back when its lease is over", job)
             self.done(job, decision, None)
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import logging
 from collections import deque
 from collections.abc import Callable
 from time import monotonic
@@ -38,6 +37,7 @@ from .handlers import Handled, UnreadablePayload
 from .heart import Heart
 from .idling import Idler
 from .jobs import Job, Signal
+from .logs import log
 from .pace import Pace
 from .reporting import Reporter
 from .threads import Threads
@@ -48,8 +48,6 @@ if TYPE_CHECKING:
     from . import Worker
 
 __all__ = ["Run"]
-
-log = logging.getLogger("fairqueue.worker")
 
 #: What becomes of a message that we leave to others: no attempt is used up, and it keeps its place.
 _HAND_BACK = Defer(delay=0)
@@ -268,6 +266,8 @@ class Run:
         handled = Handled(Retry("the handler was cancelled from within")) if cancelled else job.task.result()
         if job.given_up and (cancelled or handled.error is not None):  # its own, or a TaskGroup's: an answer to ours
             handled = Handled(_HAND_BACK, error=handled.error)
+        elif cancelled:
+            log.warning("%s: %s: the handler was cancelled from within", job, handled.decision.verdict)
         self.settle(job, handled)
 
     def handle_in_thread(self) -> None:
@@ -285,16 +285,11 @@ class Run:
 
     def collect(self) -> None:
         self.collecting = False  # first: what a thread adds from now on may be too late for this time
-        try:
-            while self.handled:
-                self.settle(*self.handled.popleft())
-        finally:
-            if self.handled:  # whatever stopped us, such as a filter of the log's, the others don't wait
-                self.threads.call_soon(self.collect)
+        while self.handled:
+            self.settle(*self.handled.popleft())
 
     def settle(self, job: Job, handled: Handled) -> None:
         """The handler has ended: see to it that its decision gets into the database."""
-        # First: logging runs code of the application's, which may fail.
         if handled.outcome is None:
             self.decide(job, handled.decision)
         else:

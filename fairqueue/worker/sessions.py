@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +13,12 @@ from fairqueue.models import Message
 from fairqueue.schema import DEFAULT_SCHEMA
 
 from .handlers import Handler
+from .logs import log
 
 if TYPE_CHECKING:
     from . import Worker
 
 __all__ = ["async_engines", "check_isolation", "check_pool", "check_schema"]
-
-log = logging.getLogger("fairqueue.worker")
 
 #: Connections of the pool that the worker has for itself at a time: to dequeue, to report, to extend leases. What the
 #: listener takes to connect, and once a minute to see whether notifications arrive, is not counted: it is for a moment,

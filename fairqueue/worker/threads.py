@@ -9,16 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import logging
 import queue
 import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
-__all__ = ["Threads"]
+from .logs import log
 
-log = logging.getLogger("fairqueue.worker")
+__all__ = ["Threads"]
 
 T = TypeVar("T")
 _Call = tuple[contextvars.Context, Callable[[], Any], "asyncio.Future[Any]"]

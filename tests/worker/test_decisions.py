@@ -153,6 +153,19 @@ def test_errors(kind: str, error: str, session: Session, worker_of: WorkerOf, ca
         wait_until(lambda: good in completed(session))
 
 
+def test_a_task_that_cancels_itself(session: Session, worker_of: WorkerOf, caplog: pytest.LogCaptureFixture) -> None:
+    """It leaves no traceback, so the log has to say why the message is tried again."""
+    session.add(fq.Queue(name="default", backoff=36000))
+    put(session, "acme")
+
+    def body(*_: object) -> None:
+        raise asyncio.CancelledError
+
+    with worker_of("async", body):
+        wait_until(lambda: fate(session))
+    assert "the handler was cancelled from within" in caplog.text
+
+
 def test_an_error_that_is_not_to_be_told() -> None:
     """A decision that is raised ``from None`` has no reason."""
 

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime
 from typing import Any, NoReturn
@@ -418,15 +419,22 @@ def test_an_engine_of_the_handlers(session: Session, engine_of: EngineOf) -> Non
     assert own.pool.checkedin() == 0
 
 
-def test_a_log_that_fails(session: Session, worker_of: WorkerOf) -> None:
-    """By a filter of the application's: messages and their places come first."""
+@pytest.mark.parametrize("kind", ["plain", "async", "async session"])
+def test_a_log_that_fails(
+    kind: str,
+    session: Session,
+    worker_of: WorkerOf,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """By a filter of the application's: messages and their places come first, and the worker stops when it is told."""
     refused: list[str] = []
+    modules: set[str] = set()
 
     def refuse(record: logging.LogRecord) -> bool:
-        if record.levelno == logging.WARNING:
-            refused.append(record.getMessage())
-            raise ValueError("filter")
-        return True
+        refused.append(f"{record.levelname} {record.getMessage()}")
+        modules.add(record.module)
+        raise ValueError("filter")
 
     def body(message: fq.LeasedMessage[Any], _: object) -> None:
         if message.channel != "good":
@@ -434,14 +442,20 @@ def test_a_log_that_fails(session: Session, worker_of: WorkerOf) -> None:
 
     for channel in ("bad", "worse", "good"):
         put(session, channel, max_attempts=1)
+    caplog.set_level(logging.INFO, "fairqueue.worker")
     log = logging.getLogger("fairqueue.worker")
     log.addFilter(refuse)
     try:
-        with worker_of("plain", body, concurrency=1, lease=3600):
+        with worker_of(kind, body, concurrency=1, lease=3600):
             assert wait_for_endings(session, 3) == {"dead": 2, "completed": 1}
     finally:
         log.removeFilter(refuse)
-    assert len(refused) == 2
+    levels = Counter(line.partition(" ")[0] for line in refused)
+    assert levels["WARNING"] == 2
+    assert levels["ERROR"] == 2
+    assert any("has stopped" in line for line in refused)
+    assert modules <= {"running", "listening"}  # where the line was logged, not where it was kept from doing harm
+    assert capsys.readouterr().err.count("ValueError: filter") == len(refused)
 
 
 async def test_what_has_committed_is_finished(
