@@ -6,9 +6,8 @@ stays behind as dead rows until autovacuum comes, as in any burst that has to be
 looks at for a second, to the end. fairqueue takes in what was filled up, plans and settles meanwhile.
 synchronous_commit "completions" means off for dequeues alone.
 
-In batches of 1 and 10 the limit loses more on the way, as it walks over what it has served: in the run of 2026-11-26
-fairqueue came to 0.74 to 0.89 of it, and in the same cases of Dequeueing to 0.68 to 0.71. In batches of 100 that made
-no difference: 0.70 to 0.74 here, 0.72 to 0.75 there.
+In batches of 1 and 10 the limit loses more on the way, as it walks over what it has served, so fairqueue comes to more
+of it here than in the same cases of Dequeueing. In batches of 100 that makes no difference.
 """
 
 from __future__ import annotations
