@@ -424,3 +424,23 @@ def test_a_lease_that_a_user_gives_takes_no_room_and_makes_none(session: Session
     sql(session, "DELETE FROM fairqueue.message WHERE id = :id", id=first.id)
     assert leases(session) == []
     assert fq.check(session) == []
+
+
+def test_a_lease_that_a_user_has_given_counts_for_its_channel_when_the_queue_counts_it(session: Session) -> None:
+    """With the first limit of a queue all leases are counted: for both, or the channel would have room too early."""
+    limit_queue(session, max_attempts=5)
+    limit(session, max_concurrency=1)
+    put(session, "acme")
+    assert complete(session, leases(session)) == ["completed"]
+    (given,) = put(session, "acme")
+    sql(session, "UPDATE fairqueue.message SET leased_until = '3000-01-01' WHERE id = :id", id=given)
+    put(session, "other")
+    assert serve(session) == ["other"]
+    limit_queue(session, max_concurrency=100)
+    put(session, "acme", 2)
+    assert serve(session) == []
+    assert fq.check(session) == []
+    sql(session, "DELETE FROM fairqueue.message WHERE id = :id", id=given)
+    assert serve(session) == ["acme"]
+    assert serve(session) == []
+    assert fq.check(session) == []

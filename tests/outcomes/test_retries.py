@@ -288,6 +288,26 @@ class TestLeasesThatUsersSet:
         sql(session, "UPDATE fairqueue.message SET leased_until = '2000-01-01' WHERE leased_until IS NULL")
         assert served(session) == [leased[1]]
 
+    def test_ended_as_another_attempt(self, session: Session, now: int, leased: tuple[int, int]) -> None:
+        """So that whoever has it is refused from now on."""
+        sql(
+            session,
+            "UPDATE fairqueue.message SET leased_until = fairqueue.clock(), attempt = attempt + 1"
+            " WHERE leased_until IS NOT NULL",
+        )
+        assert served(session) == [leased[1]]
+        assert fq.check(session) == []
+        move_clock(session, now + 600_000)  # it was no first attempt, so it waits for its next one
+        assert leased[0] in served(session)
+
+    def test_given_by_hand_as_an_attempt(self, session: Session, leased: tuple[int, int]) -> None:
+        sql(
+            session,
+            "UPDATE fairqueue.message SET leased_until = '2000-01-01', attempt = attempt + 1 WHERE id = :id",
+            id=leased[1],
+        )
+        assert [(message.id, message.attempt) for message in lease_of(session, 10)] == [(leased[1], 2)]
+
     def test_copied(self, session: Session) -> None:
         """With leases that are still good elsewhere, to where nothing was dequeued yet."""
         copied = "INSERT INTO fairqueue.message (channel, attempt, leased_until) VALUES ('acme', 1, :until)"

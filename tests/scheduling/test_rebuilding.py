@@ -11,7 +11,7 @@ from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
-from tests.acts import alter, complete, lease_of, put, sql, take
+from tests.acts import TIDY, alter, complete, lease_of, put, sql, take
 from tests.fixtures.connections import Raw
 from tests.fixtures.workers import WorkerOf
 from tests.limiting import LEASE, limit_queue
@@ -270,3 +270,21 @@ def test_a_worker_comes_again_at_once(session: Session, worker_of: WorkerOf) -> 
     with worker_of("plain", lambda *_: None, poll=RARELY):
         wait_for_endings(session, 50)
     assert rebuilt(session) is None
+
+
+def test_lanes_that_turn_out_to_be_idle_are_forgotten(session: Session) -> None:
+    """Though those that had been idle for so long were gone by then."""
+    fq.enqueue_many(session, [{"channel": f"once{number}", "delay": 86_400} for number in range(12)])
+    session.commit()
+    assert take(session) == []
+    put(session, "busy", 300)
+    assert len(take(session, 200)) == 200
+    sql(session, TIDY)
+    assert take(session) == ["busy"]
+    sql(session, "DELETE FROM fairqueue.message WHERE channel <> 'busy'")
+    limit_queue(session, channel_weight=2)
+    while take(session) == []:
+        assert rebuilt(session) is not None
+    sql(session, TIDY)
+    assert take(session) == ["busy"]
+    assert session.scalars(text("SELECT channel FROM fairqueue.lane")).all() == ["busy"]

@@ -131,7 +131,7 @@ CREATE TABLE channel (
     -- messages at once.
     release_interval_ms  bigint,
     burst                integer,
-    -- How many messages may stand ready in it, and what happens to more: 'reject' or 'drop'.
+    -- How many messages may be ready or scheduled for later in it, and what happens to more: 'reject' or 'drop'.
     max_size             integer,
     overflow             text,
     -- Nothing is served while paused, until resume_at if that is given.
@@ -1462,9 +1462,12 @@ BEGIN
         PERFORM queue_notify(q.name) FROM unnest(v_queues) AS q (name);
     END IF;
     IF v_leased THEN
-        -- Copied from elsewhere: when it ends is news to the scheduler.
+        -- Copied from elsewhere: when it ends is news to the scheduler, and nobody has counted it here.
         INSERT INTO signal (queue, message_id, urgent)
         SELECT n.queue, n.id, true FROM new_messages n WHERE n.leased_until IS NOT NULL;
+        UPDATE message m SET counted = NULL
+        WHERE m.id = ANY (ARRAY(
+            SELECT n.id FROM new_messages n WHERE n.leased_until IS NOT NULL AND n.counted IS NOT NULL));
     END IF;
     IF v_bounded THEN
         FOR v_full IN
@@ -2036,8 +2039,8 @@ BEGIN
             RAISE SQLSTATE 'FQ000';
         EXCEPTION WHEN SQLSTATE 'FQ000' THEN
             -- Nothing is locked any more. One of them waits for the turn, and the others behind it for shares, as the
-            -- plan may then serve them side by side again.
-            EXIT WHEN pg_try_advisory_xact_lock(queue_key(v_queue, 1));
+            -- plan may then serve them side by side again. Not one that can't wait, and may be open for long.
+            EXIT WHEN v_wrote OR pg_try_advisory_xact_lock(queue_key(v_queue, 1));
         END;
     END LOOP;
     IF v_took THEN
@@ -3422,7 +3425,8 @@ $$;
 -- Called by scheduler_serve, within the turn, when these changed, and before lanes are derived anew; and by queue_repair.
 -- Where there was no max_concurrency, or what was counted is not to be gone by, all leases are counted, and marked as
 -- counted in this turn; and with them those of lanes that count theirs, which go by the same marks, unless all lanes are
--- to come anew. No other lane is touched, and the plan stays. From one max_concurrency to another the count goes on.
+-- to come anew; also of lanes that have counted none, as leases that users gave aren't. No other lane is touched, and the
+-- plan stays. From one max_concurrency to another the count goes on.
 -- Locks: as scheduler_recount; and the lanes that count leases.
 CREATE FUNCTION scheduler_limit(r rotation, now_ms bigint, anew boolean) RETURNS rotation
 LANGUAGE plpgsql
@@ -3439,7 +3443,10 @@ BEGIN
     IF r.max_concurrency IS NULL THEN
         r.running := 0;
     ELSIF NOT v_is_counted THEN
-        v_channels := ARRAY(SELECT l.channel FROM lane l WHERE l.queue = r.queue AND l.running > 0 AND NOT anew);
+        v_channels := ARRAY(
+            SELECT l.channel FROM lane l
+            WHERE l.queue = r.queue AND NOT anew AND (l.running > 0 OR (l.max_concurrency IS NOT NULL AND l.channel IN (
+                SELECT m.channel FROM message m WHERE m.queue = r.queue AND m.leased_until IS NOT NULL))));
         r.counted_from := r.turn;
         SELECT c.running, c.total INTO v_running, r.running
         FROM scheduler_recount(
@@ -4239,6 +4246,8 @@ BEGIN
             v_written := false;
             v_is_left := r.rebuilt IS NOT NULL;
             EXIT WHEN v_is_left;
+            -- Lanes that are idle now may stand below it.
+            r.idle_floor := -1;
             -- Not written by those that serve, as it hardly ever is anything.
             UPDATE rotation t SET rebuilt = NULL WHERE t.queue = v_queue AND t.era = r.era AND t.rebuilt IS NOT NULL;
         END IF;
@@ -5409,7 +5418,8 @@ REVOKE EXECUTE ON FUNCTION signal_freed FROM PUBLIC;
 
 -- Trigger function of message_moved: a signal for a message that became ready, or was changed while it was; with it the
 -- end of its lease, if that was counted; and a notification, if workers wait for one. Of one that is leased now, only
--- when, and if that isn't later than it was: dequeues have to know the earliest end of a lease.
+-- when, and if that isn't later than it was: dequeues have to know the earliest end of a lease. One that a user has given
+-- isn't counted: a mark that is left of an earlier one, whose end was told, is taken off.
 --
 -- Locks: none that anybody waits for, but for notifications (queue_notify); it appends a row.
 CREATE FUNCTION signal_moved() RETURNS trigger
@@ -5422,6 +5432,9 @@ BEGIN
     IF NEW.leased_until IS NOT NULL THEN
         IF OLD.leased_until IS NULL OR NEW.leased_until < OLD.leased_until THEN
             INSERT INTO signal (queue, message_id, urgent) VALUES (NEW.queue, NEW.id, true);
+        END IF;
+        IF OLD.leased_until IS NULL AND NEW.counted = OLD.counted THEN
+            UPDATE message m SET counted = NULL WHERE m.id = NEW.id;
         END IF;
         RETURN NULL;
     END IF;
@@ -5647,12 +5660,12 @@ EXECUTE FUNCTION signal_freed();
 
 -- A lease that ended without completion, or a user's edit, may put a ready message before the head of its lane; and
 -- whatever is changed of one that is planned, its row is another one then. Nor do dequeues know of a lease that a user
--- has shortened, or given. Leasing (leased_until set, another attempt) doesn't fire it. Each statement reads the condition
--- anew, so it is short: heartbeats are left to the function.
+-- has shortened, or given. Leasing (leased_until, another attempt, and when) doesn't fire it. Each statement reads the
+-- condition anew, so it is short: heartbeats are left to the function.
 CREATE TRIGGER message_moved
 AFTER UPDATE ON message
 FOR EACH ROW
-WHEN (NEW.leased_until IS NULL OR NEW.attempt = OLD.attempt)
+WHEN (NEW.leased_until IS NULL OR NEW.attempt = OLD.attempt OR NEW.leased_at IS NOT DISTINCT FROM OLD.leased_at)
 EXECUTE FUNCTION signal_moved();
 
 -- TRUNCATE takes leases away without a word to the other triggers.

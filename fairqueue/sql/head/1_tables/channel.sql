@@ -13,7 +13,7 @@ CREATE TABLE channel (
     -- messages at once.
     release_interval_ms  bigint,
     burst                integer,
-    -- How many messages may stand ready in it, and what happens to more: 'reject' or 'drop'.
+    -- How many messages may be ready or scheduled for later in it, and what happens to more: 'reject' or 'drop'.
     max_size             integer,
     overflow             text,
     -- Nothing is served while paused, until resume_at if that is given.

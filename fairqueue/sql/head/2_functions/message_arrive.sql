@@ -76,9 +76,12 @@ BEGIN
         PERFORM queue_notify(q.name) FROM unnest(v_queues) AS q (name);
     END IF;
     IF v_leased THEN
-        -- Copied from elsewhere: when it ends is news to the scheduler.
+        -- Copied from elsewhere: when it ends is news to the scheduler, and nobody has counted it here.
         INSERT INTO signal (queue, message_id, urgent)
         SELECT n.queue, n.id, true FROM new_messages n WHERE n.leased_until IS NOT NULL;
+        UPDATE message m SET counted = NULL
+        WHERE m.id = ANY (ARRAY(
+            SELECT n.id FROM new_messages n WHERE n.leased_until IS NOT NULL AND n.counted IS NOT NULL));
     END IF;
     IF v_bounded THEN
         FOR v_full IN

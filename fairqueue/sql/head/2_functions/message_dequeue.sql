@@ -224,8 +224,8 @@ BEGIN
             RAISE SQLSTATE 'FQ000';
         EXCEPTION WHEN SQLSTATE 'FQ000' THEN
             -- Nothing is locked any more. One of them waits for the turn, and the others behind it for shares, as the
-            -- plan may then serve them side by side again.
-            EXIT WHEN pg_try_advisory_xact_lock(queue_key(v_queue, 1));
+            -- plan may then serve them side by side again. Not one that can't wait, and may be open for long.
+            EXIT WHEN v_wrote OR pg_try_advisory_xact_lock(queue_key(v_queue, 1));
         END;
     END LOOP;
     IF v_took THEN

@@ -3,7 +3,8 @@
 -- Called by scheduler_serve, within the turn, when these changed, and before lanes are derived anew; and by queue_repair.
 -- Where there was no max_concurrency, or what was counted is not to be gone by, all leases are counted, and marked as
 -- counted in this turn; and with them those of lanes that count theirs, which go by the same marks, unless all lanes are
--- to come anew. No other lane is touched, and the plan stays. From one max_concurrency to another the count goes on.
+-- to come anew; also of lanes that have counted none, as leases that users gave aren't. No other lane is touched, and the
+-- plan stays. From one max_concurrency to another the count goes on.
 -- Locks: as scheduler_recount; and the lanes that count leases.
 CREATE FUNCTION scheduler_limit(r rotation, now_ms bigint, anew boolean) RETURNS rotation
 LANGUAGE plpgsql
@@ -20,7 +21,10 @@ BEGIN
     IF r.max_concurrency IS NULL THEN
         r.running := 0;
     ELSIF NOT v_is_counted THEN
-        v_channels := ARRAY(SELECT l.channel FROM lane l WHERE l.queue = r.queue AND l.running > 0 AND NOT anew);
+        v_channels := ARRAY(
+            SELECT l.channel FROM lane l
+            WHERE l.queue = r.queue AND NOT anew AND (l.running > 0 OR (l.max_concurrency IS NOT NULL AND l.channel IN (
+                SELECT m.channel FROM message m WHERE m.queue = r.queue AND m.leased_until IS NOT NULL))));
         r.counted_from := r.turn;
         SELECT c.running, c.total INTO v_running, r.running
         FROM scheduler_recount(

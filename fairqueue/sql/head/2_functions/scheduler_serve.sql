@@ -179,6 +179,8 @@ BEGIN
             v_written := false;
             v_is_left := r.rebuilt IS NOT NULL;
             EXIT WHEN v_is_left;
+            -- Lanes that are idle now may stand below it.
+            r.idle_floor := -1;
             -- Not written by those that serve, as it hardly ever is anything.
             UPDATE rotation t SET rebuilt = NULL WHERE t.queue = v_queue AND t.era = r.era AND t.rebuilt IS NOT NULL;
         END IF;
