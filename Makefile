@@ -51,10 +51,10 @@ demo-spark: $(spark)  ## Parquet into the queue by Spark, workers, the archive, 
 example: $(ready)  ## a shop with Flask, FastAPI and three workers on one database; WEB=5000 API=8000 choose ports
 	$(python) -m examples.shop $(if $(WEB),--web $(WEB)) $(if $(API),--api $(API))
 
-bench: .venv-bench/.ready  ## fairness and speed beside other queues, side by side: fourteen minutes, without Spark, into build/benchmarks; SCENARIOS="fairness spark" only these, OUT=DIR
+bench: .venv-bench/.ready  ## fairness and speed beside other queues, side by side: six minutes, into build/benchmarks; SCENARIOS="fairness spark" only these, OUT=DIR
 	.venv-bench/bin/python -m benchmarks $(if $(OUT),--out "$(OUT)") $(SCENARIOS)
 
-bench-full: .venv-bench/.ready  ## the same at full size, and Spark: four and a half hours, into docs/benchmarks
+bench-full: .venv-bench/.ready  ## all of it, at full size: four and a half hours, into docs/benchmarks
 	.venv-bench/bin/python -m benchmarks --full $(if $(OUT),--out "$(OUT)") $(SCENARIOS)
 
 docs: $(ready)  ## the documentation as a site, with the API, in docs/_build

@@ -2,8 +2,8 @@
 
 ::
 
-    python -m benchmarks                  # all scenarios but Spark, fourteen minutes, into build/benchmarks
-    python -m benchmarks --full           # at full size, four and a half hours
+    python -m benchmarks                  # six minutes, into build/benchmarks
+    python -m benchmarks --full           # all, at full size, four and a half hours
     python -m benchmarks fairness spark   # some
 
 `systems` has one file for each queue that takes part, `scenarios` one for each question that is asked of them.

@@ -37,11 +37,12 @@ _INTRODUCTION = """\
 How fair and how fast fairqueue is, beside other queues in PostgreSQL. To measure it on your machine:
 
 ```console
-$ make bench         # fourteen minutes, without Spark; SCENARIOS="fairness spark" runs only these
-$ make bench-full    # the sizes that the goals name, with Spark: four and a half hours
+$ make bench         # six minutes: few cases, small ones; SCENARIOS="fairness spark" runs only these
+$ make bench-full    # the sizes that the goals name, and all scenarios: four and a half hours
 ```
 
-Both write such a page, its pictures, and the figures of all repetitions (JSON): the first into `build/benchmarks/`, the
+The first leaves out Draining, Sizes, Flood, Imports and Spark, unless they are named, and the workers of Peers. Both
+write such a page, its pictures, and the figures of all repetitions (JSON): the first into `build/benchmarks/`, the
 second into `docs/benchmarks/`; `OUT=` names another folder.
 
 What can be compared is a ratio: the median of at least five pairs, measured by turns in the same run. Figures without a

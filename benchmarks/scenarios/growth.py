@@ -63,6 +63,7 @@ _NUMBERS = {
         passed=50_000,
         calls={1: 100, 100: 20},
         patience=0.5,
+        systems=(OURS, LIMIT),
     ),
     "full": Numbers(
         small=(10_000, 100),

@@ -31,11 +31,11 @@ _NOTIFIED, _POLLED = "default", "polled"
 _NAMES = {_NOTIFIED: OURS, _POLLED: "polling"}
 _CHANNELS = 50
 #: Shares of the capacity, in %.
-_LOADS = {"quick": (10, 50, 90), "full": (10, 50, 90), "tiny": (50,)}
+_LOADS = {"quick": (10, 90), "full": (10, 50, 90), "tiny": (50,)}
 #: Seconds of a turn under load.
 _SECONDS = {"quick": 1.0, "full": 8.0, "tiny": 0.1}
 #: Messages of each way in a round of the idle case.
-_IDLE = {"quick": 3, "full": 12, "tiny": 1}
+_IDLE = {"quick": 2, "full": 12, "tiny": 1}
 #: Messages of a drain, and drains.
 _DRAIN = {"quick": (500, 3), "full": (2_000, 5), "tiny": (40, 1)}
 #: Seconds between two messages of a way in the idle case, at least: more than between two looks.

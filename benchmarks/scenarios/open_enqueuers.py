@@ -28,7 +28,11 @@ from benchmarks.measuring import Bench, Case, Size
 from benchmarks.records import Record, Wanted, at_least, at_most, value_record
 from benchmarks.systems import LIMIT, OURS, System
 
-_SYSTEMS = (OURS, LIMIT, "channel-row", "partition-by", "blocks")
+_SYSTEMS = {
+    "quick": (OURS, LIMIT, "channel-row"),
+    "full": (OURS, LIMIT, "channel-row", "partition-by", "blocks"),
+    "tiny": (OURS, "channel-row"),
+}
 #: Transactions, seconds that they stay open, seconds that they have to enqueue. Where they wait for each other, the
 #: server looks for deadlocks after a second.
 _NUMBERS = {"quick": (50, 1.0, 0.3), "full": (50, 10.0, 2.0), "tiny": (4, 0.3, 0.3)}
@@ -41,14 +45,13 @@ _EACH = 20  # messages of each tenant that are there before
 
 def cases(size: Size) -> list[Case]:
     enqueuers, seconds, setup = _NUMBERS[size.name]
-    names = (OURS, "channel-row") if size.name == "tiny" else _SYSTEMS
     return [
         Case(
             f"{name}, {enqueuers} transactions open for {seconds:g} s",
             partial(measure, name),
             _REPEATS[size.name] * (seconds + setup + 0.6),
         )
-        for name in names
+        for name in _SYSTEMS[size.name]
     ]
 
 

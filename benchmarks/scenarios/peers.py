@@ -71,8 +71,18 @@ class Load:
     batches: tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class Work:
+    messages: int
+    tenants: int
+    #: How many messages a worker has at a time.
+    at_a_time: tuple[int, ...]
+    #: Of one measurement. Chancy writes what it has completed once a second or so.
+    seconds: float
+
+
 _LOADS = {
-    "quick": [Load(20_000, 20, (1, 100)), Load(20_000, 1_000, (100,))],
+    "quick": [Load(10_000, 1_000, (1, 100))],
     "full": [
         Load(20_000, 20, (1, 10, 100)),
         Load(20_000, 1_000, (1, 10, 100)),
@@ -81,24 +91,23 @@ _LOADS = {
     ],
     "tiny": [Load(500, 5, (1, 10))],
 }
-#: Backlog and tenants of the workers.
-_WORKED = {"quick": (3_000, 20), "full": (5_000, 20), "tiny": (20, 4)}
-#: How many messages a worker has at a time.
-_AT_A_TIME = {"quick": (100,), "full": (4, 100), "tiny": (4,)}
-#: Seconds of one measurement: of consumers, of a worker. Chancy writes what it has completed once a second or so.
-_SECONDS = {"quick": (0.3, 5.0), "full": (1.0, 10.0), "tiny": (0.05, 5.0)}
+#: Seconds of one measurement of consumers.
+_SECONDS = {"quick": 0.3, "full": 1.0, "tiny": 0.05}
+#: Of the workers, which would take half of a quick run.
+_WORK = {"full": Work(5_000, 20, (4, 100), 10.0), "tiny": Work(20, 4, (4,), 5.0)}
 
 
 def cases(size: Size) -> list[Case]:
     repeats = _REPEATS[size.name]
-    consumed, worked = _SECONDS[size.name]
     found = [Case("fairness", fairness, 6.0 * repeats * (len(PEERS) + 1))]
     for load in _LOADS[size.name]:
         label = f"fetch and complete, {load.messages:,} messages of {load.tenants:,} tenants"
         rounds = len(load.batches) * size.rounds * (len(_FETCHED) + 3)
-        found.append(Case(label, partial(fetching, load), load.messages / 600 + rounds * (consumed + 0.5)))
-    seconds = len(_AT_A_TIME[size.name]) * (15 + size.rounds * (len(_WORKERS) + 1) * (worked / 2 + 1))
-    return [*found, Case("workers", working, seconds)]
+        found.append(Case(label, partial(fetching, load), load.messages / 600 + rounds * (_SECONDS[size.name] + 0.5)))
+    if worked := _WORK.get(size.name):
+        seconds = len(worked.at_a_time) * (15 + size.rounds * (len(_WORKERS) + 1) * (worked.seconds / 2 + 1))
+        found.append(Case("workers", partial(working, worked), seconds))
+    return found
 
 
 def fairness(bench: Bench) -> Iterable[Record]:
@@ -144,7 +153,7 @@ def _order(bench: Bench, system: System, dsn: str) -> list[str]:
 
 def fetching(load: Load, bench: Bench) -> Iterable[Record]:
     systems = _taking_part(bench, (OURS, OURS_WITHOUT_HISTORY, LIMIT, *_FETCHED))
-    seconds, _ = _SECONDS[bench.size.name]
+    seconds = _SECONDS[bench.size.name]
     found: dict[int, dict[str, list[float]]] = {}
     fills = dict.fromkeys(systems, Fill(0, load.tenants, bench.payload))
     with _databases(bench, systems) as database:
@@ -167,34 +176,31 @@ def fetching(load: Load, bench: Bench) -> Iterable[Record]:
     yield from _ratios("messages fetched and completed", ours, systems, found, case=case, varied="batch")
 
 
-def working(bench: Bench) -> Iterable[Record]:
-    messages, tenants = _WORKED[bench.size.name]
+def working(load: Work, bench: Bench) -> Iterable[Record]:
     systems = _taking_part(bench, (OUR_WORKER, *_WORKERS))
-    found = {count: _worked(bench, systems, count) for count in _AT_A_TIME[bench.size.name]}
-    case: dict[str, int | str] = {"backlog": messages, "tenants": tenants}
+    found = {count: _worked(bench, load, systems, count) for count in load.at_a_time}
+    case: dict[str, int | str] = {"backlog": load.messages, "tenants": load.tenants}
     yield from _ratios(
         "messages worked on", [OUR_WORKER, OUR_DEFAULT_WORKER], systems, found, case=case, varied="at a time"
     )
 
 
-def _worked(bench: Bench, systems: Mapping[str, System], at_a_time: int) -> dict[str, list[float]]:
+def _worked(bench: Bench, load: Work, systems: Mapping[str, System], at_a_time: int) -> dict[str, list[float]]:
     """Rates of workers that have so many messages at a time."""
     systems = {name: copy(system) for name, system in systems.items()}
     for system in systems.values():
         assert isinstance(system, Working)
         system.at_a_time = at_a_time
-    messages, tenants = _WORKED[bench.size.name]
-    _, seconds = _SECONDS[bench.size.name]
     with _databases(bench, systems) as database, _processes(systems.values()) as processes:
 
         def once(name: str) -> float:
             system, dsn = systems[name], database(name)
             assert isinstance(system, Working)
-            missing = messages - system.left(dsn)
+            missing = load.messages - system.left(dsn)
             with system.connected(dsn) as connection:
-                system.fill(connection, Fill(missing, tenants, bench.payload))
+                system.fill(connection, Fill(missing, load.tenants, bench.payload))
             vacuum(dsn)
-            return _serve(processes[name], dsn, seconds).rate
+            return _serve(processes[name], dsn, load.seconds).rate
 
         bench.place.checkpoint()
         return _by_turns(bench, systems, bench.size.rounds, once)
