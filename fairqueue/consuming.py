@@ -131,14 +131,16 @@ def dequeue(
 ) -> TypedReturnsRows[LeasedMessage[Any]]:
     """Lease up to ``limit`` messages; execute with ``session.scalars()`` and commit at once.
 
-    :param limit: how many, 1 to 10,000. Fewer come back only when fewer are eligible, or when ten thousands of
-        channels, leases or policies had to be gone through first: the next call goes on.
+    :param limit: how many, 1 to 10,000. Fewer come back only when fewer are eligible, or when thousands of channels,
+        leases or policies had to be gone through first: the next call goes on.
     :param lease: for how long, in seconds or as a timedelta. Then they go back to their channels.
     :param queue: whose channels compete.
     :param worker: the name of who leases them, at most 255 characters; kept with the message and in its history.
     :param message_type: the class whose ``payload_type`` the payloads are read as.
     :raises InvalidValue: naming the parameter.
-    :returns: a statement; its rows are :class:`LeasedMessage` in the order in which they were scheduled.
+    :returns: a statement; its rows are :class:`LeasedMessage` in the order in which they were scheduled. Executed, it
+        raises SQLAlchemy's DBAPIError where another dequeue has held the queue for 10 s (an OperationalError with
+        psycopg, SQLSTATE 55P03), and where the transaction isn't READ COMMITTED (25001).
     """
     return _dequeue(
         check_name("queue", queue),
@@ -174,6 +176,7 @@ def complete(leases: Leases) -> Results:
 
     :param leases: one :class:`LeasedMessage`, or any number, or pairs of (id, attempt).
     :raises InvalidValue: for what is none.
+    :returns: a statement, to be executed: its rows are ``(id, result)``.
     """
     return _results("message_complete", *lease_arrays(leases))
 
@@ -196,6 +199,7 @@ def fail(
         spread at random. With 0 a message keeps its place in its channel.
     :param retry: False: no further attempt would help; the messages are dead letters at once.
     :raises InvalidValue: naming the parameter.
+    :returns: a statement, to be executed: its rows are ``(id, result)``.
     """
     text = None if error is None else error_text("error", error)
     seconds = _delay(delay)
@@ -214,6 +218,7 @@ def defer(leases: Leases, *, delay: float | timedelta | None = None, state: Any 
         channel by then. With 0 at once, in its old place.
     :param state: JSON that the next attempt finds in ``message.state``. None leaves what an earlier one saved.
     :raises InvalidValue: naming the parameter.
+    :returns: a statement, to be executed: its rows are ``(id, result)``.
     """
     ids, attempts = lease_arrays(leases)
     saved = (
@@ -232,6 +237,7 @@ def heartbeat(leases: Leases, *, lease: float | timedelta = 30) -> Results:
     :param leases: as for :func:`complete`.
     :param lease: seconds or a timedelta, 0.001 at least.
     :raises InvalidValue: naming the parameter.
+    :returns: a statement, to be executed: its rows are ``(id, result)``.
     """
     return _results("message_heartbeat", *lease_arrays(leases), cast(check_seconds("lease", lease, 0.001), Double))
 
@@ -246,6 +252,7 @@ def cancel(messages: Messages | Leases, error: str | BaseException | None = None
     :param messages: one of these, or any number, but leases not among others; two ids in a list, as a tuple is a pair.
     :param error: why; kept in history.
     :raises InvalidValue: for what is none, for leases among others, and for a message that isn't flushed.
+    :returns: a statement, to be executed: its rows are ``(id, result)``.
     """
     given: list[Any] = listed(messages)
     leases = [each for each in given if is_lease(each)]
@@ -275,6 +282,7 @@ def redrive(messages: Messages | None = None, *, queue: str | None = None, chann
     :param queue: all dead letters of a queue,
     :param channel: and, if given, of this channel only.
     :raises InvalidValue: naming the parameter, or if not one of messages and queue is given.
+    :returns: a statement, to be executed: its rows are ``(id, result)``.
     """
     if (messages is None) == (queue is None):
         raise InvalidValue(f"one of messages and queue must be given, not {'none' if queue is None else 'both'}")

@@ -1,6 +1,7 @@
 """What fairqueue raises.
 
-Every error is a :class:`FairqueueError`. Those about a value name the field, the value and the way out::
+Every error of its own is a :class:`FairqueueError`; what else a database refuses stays SQLAlchemy's. Those about a
+value name the field, the value and the way out::
 
     import fairqueue as fq
 
@@ -79,7 +80,7 @@ class WaitTimeout(FairqueueError, TimeoutError):
 
 
 class ChannelFull(FairqueueError):
-    """The channel holds as many ready messages as its max_size, and its overflow is ``"reject"``.
+    """As many of the channel's messages as its max_size says aren't leased, and its overflow is ``"reject"``.
 
     The statement has done nothing, and the transaction has to be rolled back, at least to a savepoint before it.
     """

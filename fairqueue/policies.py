@@ -42,6 +42,7 @@ def pause(*, queue: str = UNSET, channel: str = UNSET, until: datetime | None = 
     :param until: when it goes on by itself, a datetime with a time zone; None: when it is resumed. A pause that is on
         gets this end.
     :raises InvalidValue: naming the parameter, or if neither queue nor channel is given.
+    :returns: a statement, to be executed.
     """
     return _set_pause(queue, channel, True, None if until is None else check_end("until", until))
 
@@ -52,6 +53,7 @@ def resume(*, queue: str = UNSET, channel: str = UNSET) -> Select[None]:
     :param queue: the queue, or that of the channel, ``"default"`` unless given.
     :param channel: its name; left out, it is the queue, but None is refused.
     :raises InvalidValue: naming the parameter, or if neither queue nor channel is given.
+    :returns: a statement, to be executed.
     """
     return _set_pause(queue, channel, False, None)
 

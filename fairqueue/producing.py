@@ -29,7 +29,7 @@ ended. ``on_conflict`` says what becomes of a second one:
             SQLAlchemy's IntegrityError unless the engine was given to :func:`fairqueue.translate_errors`.
 "ignore"    the one that is there stays as it is
 "replace"   one that is ready takes on the new contents and starts anew, with all its attempts. It keeps its id; and its
-            place in the channel, or comes now if that was to come, unless a time or a priority, be it 0, is given. One
+            place in the channel, or is due now if it was delayed, unless a time or a priority, be it 0, is given. One
             that is leased may have read the old contents: it loses its key and goes its way, and the new message is put
             in beside it.
 =========== ==========================================================================================================
@@ -219,6 +219,8 @@ def enqueue_many(
     For more than some 20 MB of payloads and bodies call it several times, or :func:`enqueue_copy`: the time in which
     the driver sends a statement grows with the square of its size, and PostgreSQL closes the connection at 1 GB.
 
+    :param session: a Session; for an AsyncSession, an awaitable is returned.
+    :param rows: dicts with the parameters of :class:`fairqueue.Message`: see :class:`fairqueue.MessageRow`.
     :param on_conflict: what becomes of rows whose key is live already; see :mod:`fairqueue.producing`. With
         ``"ignore"``, None stands for the id of each row that was ignored. Where several rows have the same key they
         come one after the other: of those to be ignored the first one counts, of those to replace each other the last
@@ -251,6 +253,8 @@ def enqueue_copy(session: SyncSession | AnyAsyncSession, rows: Iterable[MessageR
     raises :class:`FairqueueError`: the connection is busy. Rows with keys should come in the order of their keys, so
     that two calls don't wait for each other. Needs psycopg.
 
+    :param session: as for :func:`enqueue_many`.
+    :param rows: likewise.
     :raises InvalidValue: naming row and field. After this and all that follows, the transaction has to be rolled back.
     :raises DuplicateKey: if a key is live already.
     :raises ChannelFull: if a channel has no room for all of them.

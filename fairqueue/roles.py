@@ -11,9 +11,10 @@
 ========== ==========================================================================================================
 kind       may
 ========== ==========================================================================================================
-producer   enqueue: by the ORM, ``enqueue`` and its siblings, INSERT, COPY; and ask how messages ended. It can read no
-           payload, nor anything else of ready and leased messages but their ids, times and attempts. So it reads a
-           message's id after the flush and before the commit, which expires the message.
+producer   enqueue: by the ORM, ``enqueue`` and its siblings, INSERT, COPY; and ask how messages ended, any of them,
+           and with which error. It can read no payload, nor anything else of ready and leased messages but their ids,
+           times and attempts. So it reads a message's id after the flush and before the commit, which expires the
+           message.
 worker     dequeue, complete, fail, defer, cancel, heartbeat, wait for work. It has no right on any table.
 observer   read all tables.
 operator   read all tables, set policies, cancel and redrive messages, delete dead letters, check, repair, maintain,

@@ -26,7 +26,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 
 from sqlalchemy import (
     CTE,
@@ -52,7 +52,7 @@ from sqlalchemy import (
     union_all,
 )
 
-from ._checks import check_count, check_name
+from ._checks import check_choice, check_count, check_name
 from ._functions import SchemaFunction
 from ._sessions import run_in
 from .models import Channel, DeadMessage, History, Message, Queue
@@ -65,7 +65,10 @@ if TYPE_CHECKING:
 
     from ._sessions import AnyAsyncSession, SyncSession
 
-__all__ = ["ChannelStatus", "QueueStatus", "Status", "status"]
+__all__ = ["ChannelStatus", "QueueStatus", "Sort", "Status", "status"]
+
+#: Which channels of a queue come first: those with most ready messages, or those whose oldest one has waited longest.
+Sort = Literal["ready", "oldest"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +89,7 @@ class _Figures:
     served: int
     #: Dead letters.
     dead: int
-    #: Whether nothing is served now, and until when; None: until it is resumed.
+    #: Whether it is paused now, and until when; None: until it is resumed. Of a channel: itself, not its queue.
     paused: bool
     resume_at: datetime | None
     #: How many may be leased at a time; None: any number.
@@ -99,7 +102,7 @@ class ChannelStatus(_Figures):
 
     #: Milliseconds between two of its messages being leased; 0: none.
     release_interval_ms: int
-    #: How many messages may stand ready in it; None: any number.
+    #: How many messages may be ready or waiting in it; None: any number.
     max_size: int | None
 
 
@@ -109,7 +112,7 @@ class QueueStatus(_Figures):
 
     #: How many channels it has.
     channel_count: int
-    #: The first of them: by most ready messages, then by most running ones, then by name.
+    #: The first of them, in the order that was asked for; of equals by most running messages, then by name.
     channels: list[ChannelStatus]
 
 
@@ -124,22 +127,31 @@ class Status:
 
 
 @overload
-def status(session: SyncSession | Connection, queue: str | None = None, *, limit: int | None = None) -> Status: ...
+def status(
+    session: SyncSession | Connection, queue: str | None = None, *, limit: int | None = None, sort: Sort = "ready"
+) -> Status: ...
 @overload
 def status(
-    session: AnyAsyncSession | AsyncConnection, queue: str | None = None, *, limit: int | None = None
+    session: AnyAsyncSession | AsyncConnection,
+    queue: str | None = None,
+    *,
+    limit: int | None = None,
+    sort: Sort = "ready",
 ) -> Coroutine[Any, Any, Status]: ...
-def status(session: Any, queue: str | None = None, *, limit: int | None = None) -> Any:
+def status(session: Any, queue: str | None = None, *, limit: int | None = None, sort: Sort = "ready") -> Any:
     """Count what stands in the queues and their channels.
 
     :param session: a Session or Connection; for an AsyncSession or AsyncConnection, an awaitable is returned.
     :param queue: which queue; None: all that have a policy, a message, a dead letter, or a completion in the last hour.
     :param limit: how many channels of each queue to return, 0 or more; None: all. The figures of the queue are those of
         all its channels in any case.
+    :param sort: ``"ready"``: the channels with the most ready messages come first. ``"oldest"``: those whose oldest
+        ready message has been there and due for longest.
     :raises InvalidValue: naming the parameter.
     """
     name = None if queue is None else check_name("queue", queue)
-    statement = _statement(name, None if limit is None else check_count("limit", limit, 0))
+    most = None if limit is None else check_count("limit", limit, 0)
+    statement = _statement(name, most, check_choice("sort", sort, *get_args(Sort)))
 
     def run(session: Session) -> Status:
         rows = session.execute(statement).all()
@@ -182,17 +194,18 @@ def _figures(row: Row[Any]) -> dict[str, Any]:
     }
 
 
-def _statement(queue: str | None, limit: int | None) -> Executable:
+def _statement(queue: str | None, limit: int | None, sort: str) -> Executable:
     """A row for each queue, followed by those of its first channels; one row without a queue where there is none."""
     now = select(clock().label("at")).cte("now")
     totals = _totals(queue, now)
+    first = totals.c.ready.desc() if sort == "ready" else totals.c.since.asc().nulls_last()
     ranked = (
         select(
             *totals.c,
             func.row_number()
             .over(
                 partition_by=(totals.c.queue, totals.c.is_queue),
-                order_by=(totals.c.ready.desc(), totals.c.running.desc(), totals.c.channel),
+                order_by=(first, totals.c.running.desc(), totals.c.channel),
             )
             .label("place"),
             func.count(totals.c.channel).over(partition_by=totals.c.queue).label("channel_count"),

@@ -204,7 +204,7 @@ def list_(target: Target, queue: str | None, channel: str | None, limit: int, as
         return
     several = ["queue"] if queue is None else []
     letters = make_table(
-        "id", *several, "channel", "attempts", "died ago", "last error", right=("id", "attempts", "died ago"),
+        "id", *several, "channel", "leases", "died ago", "last error", right=("id", "leases", "died ago"),
         wide={"last error": 1}, longest=20,
     )  # fmt: skip
     for row in found:

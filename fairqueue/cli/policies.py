@@ -56,7 +56,7 @@ CHANNEL_SETTINGS = {
     "max_concurrency": Setting(int, "concur.", "How many of its messages may be leased at a time."),
     "release_interval_ms": Setting(int, "every ms", "Milliseconds between two leases; 0: none."),
     "burst": Setting(int, "burst", "How many it may go on with at once after it has waited."),
-    "max_size": Setting(int, "size", "How many messages may stand ready in it."),
+    "max_size": Setting(int, "size", "How many messages may be ready or waiting in it."),
     "overflow": Setting(str, "overflow", "What becomes of more: reject or drop."),
 }
 

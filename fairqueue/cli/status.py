@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.live import Live
 
-    from fairqueue.status import ChannelStatus, QueueStatus, Status
+    from fairqueue.status import ChannelStatus, QueueStatus, Sort, Status
 
 __all__ = ["status"]
 
@@ -64,9 +64,18 @@ class _Seconds(click.ParamType):  # type: ignore[type-arg, unused-ignore]
     " pause of 5 times as long.",
 )
 @click.option("--limit", type=click.IntRange(min=0), help="How many channels of each queue.  [default: what fits]")
+@click.option(
+    "--sort",
+    type=click.Choice(["ready", "oldest"]),
+    default="ready",
+    show_default=True,
+    help="Which channels come first: those with most ready messages, or those where one has waited longest.",
+)
 @as_json
 @pass_target
-def status(target: Target, queue: str | None, watch: float | None, limit: int | None, as_json: bool) -> None:
+def status(
+    target: Target, queue: str | None, *, watch: float | None, limit: int | None, sort: Sort, as_json: bool
+) -> None:
     """What stands in all queues, or in QUEUE, and in their channels.
 
     \b
@@ -77,20 +86,20 @@ def status(target: Target, queue: str | None, watch: float | None, limit: int | 
     done/h   messages that were completed in the last hour
     dead     dead letters
 
-    The channels with the most ready messages come first. Exit code 1 if nothing is known of QUEUE. Rights: observer.
+    Exit code 1 if nothing is known of QUEUE. Rights: observer.
     """
     if watch is None:
-        _once(target, queue, limit, as_json=as_json)
+        _once(target, queue, limit, sort, as_json=as_json)
     elif as_json:
         raise click.UsageError("--json prints one document: leave --watch out")
     else:
-        _watch(target, queue, limit, watch)
+        _watch(target, queue, limit, sort, watch)
 
 
-def _once(target: Target, queue: str | None, limit: int | None, *, as_json: bool) -> None:
+def _once(target: Target, queue: str | None, limit: int | None, sort: Sort, *, as_json: bool) -> None:
     console = make_console()
     fits = max(console.height - _AROUND, 1) if console.is_terminal else _CHANNELS
-    found = _look(target, queue, fits if limit is None and not as_json else limit)
+    found = _look(target, queue, fits if limit is None and not as_json else limit, sort)
     if queue is not None and not found.queues[0].channel_count:
         with target.session() as session:
             check_known(session, queue)
@@ -105,11 +114,11 @@ def _once(target: Target, queue: str | None, limit: int | None, *, as_json: bool
         console.print(_render(each, found.at))
 
 
-def _look(target: Target, queue: str | None, limit: int | None) -> Status:
+def _look(target: Target, queue: str | None, limit: int | None, sort: Sort) -> Status:
     from fairqueue.status import status
 
     with target.session() as session:
-        return status(session, queue, limit=limit)
+        return status(session, queue, limit=limit, sort=sort)
 
 
 def _document(found: Status) -> dict[str, Any]:
@@ -120,7 +129,7 @@ def _document(found: Status) -> dict[str, Any]:
     return document
 
 
-def _watch(target: Target, queue: str | None, limit: int | None, seconds: float) -> None:
+def _watch(target: Target, queue: str | None, limit: int | None, sort: Sort, seconds: float) -> None:
     from rich.live import Live
 
     console = make_console()
@@ -130,7 +139,7 @@ def _watch(target: Target, queue: str | None, limit: int | None, seconds: float)
         # SIGTERM, so that the terminal is left as it was.
         with handled(exit_by, signal.SIGTERM), target.engine() as engine:
             steady = replace(target, place=engine)
-            _repeat(lambda most: _look(steady, queue, most), limit, seconds, console, screen)
+            _repeat(lambda most: _look(steady, queue, most, sort), limit, seconds, console, screen)
     except KeyboardInterrupt:
         pass  # the way to end it
     except Exception as error:

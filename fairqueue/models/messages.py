@@ -104,7 +104,7 @@ class TypedMessage(Base, Generic[P]):
     :param priority: 0 or more; higher goes first inside the channel, never ahead of other channels.
     :param dequeue_at: the same as a number: Unix time in milliseconds, historic or negative for priority.
     :param cost: how much of the channel's share it uses up; more than 0, at most 1,000,000. It is counted in whole
-        720,720ths of the weight: costs below a ten-thousandth of that are rounded noticeably.
+        720,720ths of the channel's weight, so that what is below a ten-thousandth of that is rounded noticeably.
     :param body: binary data beside the payload.
     :param key: no two live messages of a channel have the same one; the flush of a second one raises SQLAlchemy's
         IntegrityError. :func:`fairqueue.enqueue_unique` ignores or replaces instead.

@@ -198,7 +198,8 @@ class Channel(_Policy):
     :param max_concurrency: how many of its messages may be leased at a time.
     :param release_interval_ms: milliseconds between two of its messages being leased, from when it is set on; 0: none.
     :param burst: how many messages it may go on with at once after it has waited long enough, 1 to 1,000,000.
-    :param max_size: how many messages may stand ready in it; 2147483647: any number, whatever the queue's default is.
+    :param max_size: how many of its messages may be ready or waiting for their time; 2147483647: any number, whatever
+        the queue's default is.
     :param overflow: what happens to more: ``"reject"`` (:class:`fairqueue.ChannelFull`) or ``"drop"``. A row that
         refers to a message by a foreign key can't be written when that is dropped: take "reject" then.
     :param paused: nothing is served while it is.

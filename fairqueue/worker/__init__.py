@@ -231,6 +231,8 @@ class Worker:
             one can handle signals: use ``with worker:`` there.
         :raises InvalidValue: if the engine's pool has too few connections, or the handler's sessions lead to another
             schema.
+        :raises sqlalchemy.exc.SQLAlchemyError: if the database refuses what it asks for at first, as for want of a
+            right. Later, and while it can't be reached, the worker goes on trying.
         """
         return run(self)
 

@@ -55,6 +55,8 @@ def test_status(run: Run, session: Session) -> None:
     assert [channel["name"] for channel in queue["channels"]] == [ODD, "acme", "later"]
     assert 0 < queue["channels"][0]["oldest_seconds"] <= queue["oldest_seconds"] < 600
     assert queue["channels"][2]["oldest_seconds"] is None
+    (queue,) = document(run("status", "default", "--sort", "oldest", "--json"))["queues"]
+    assert [channel["name"] for channel in queue["channels"]] == ["acme", ODD, "later"]
     fq.enqueue_many(session, [{"channel": str(number), "queue": "many"} for number in range(21)])
     session.commit()
     assert "… and 1 more channel: 1 ready\n" in run("status", "many").stdout

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -181,6 +182,22 @@ def test_a_limit_leaves_channels_out_and_changes_no_figure(limit: int, engine: E
     ]
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_those_whose_oldest_message_has_waited_longest_may_come_first(
+    seed: int, engine: Engine, session: Session
+) -> None:
+    stop_clock(engine)
+    rows = Rows(seed)
+    rows.store(session)
+    found, expected = status(session, limit=3, sort="oldest").queues, rows.expected().queues
+    for queue, as_it_is in zip(found, expected, strict=True):
+        by_age = sorted(
+            as_it_is.channels,
+            key=lambda each: (each.oldest is None, -(each.oldest or timedelta()), -each.running, each.name.encode()),
+        )
+        assert queue == replace(as_it_is, channels=by_age[:3])
+
+
 def test_nothing_is_nothing_and_a_queue_that_is_named_is_there(session: Session) -> None:
     assert status(session).queues == []
     (queue,) = status(session, "new").queues
@@ -216,7 +233,7 @@ def test_another_schema_and_an_observer(engine: Engine, session: Session) -> Non
             connection.execute(text("DROP ROLE looker_of_status"))
 
 
-@pytest.mark.parametrize("wrong", [{"queue": ""}, {"limit": -1}, {"limit": 1.5}])
+@pytest.mark.parametrize("wrong", [{"queue": ""}, {"limit": -1}, {"limit": 1.5}, {"sort": "name"}])
 def test_what_cannot_be_is_refused(wrong: dict[str, Any], session: Session) -> None:
     with pytest.raises(fq.InvalidValue, match=f"^{next(iter(wrong))} must"):
         status(session, **wrong)
