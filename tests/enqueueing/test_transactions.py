@@ -152,7 +152,7 @@ def test_vacuum_locks_nobody_out(session: Session, raw: Raw, database_url: str) 
 
 
 @pytest.mark.shared_database(False)
-def test_vacuum_truncates_nothing_that_is_written_all_the_time(raw: Raw, database_url: str) -> None:
+def test_vacuum_truncates_nothing_that_is_used_all_the_time(raw: Raw, database_url: str) -> None:
     """Neither tables, among them the days of history, nor what is too large for them."""
     query = """
         SELECT c.relname FROM pg_class c LEFT JOIN pg_class t ON t.oid = c.reltoastrelid
@@ -161,8 +161,8 @@ def test_vacuum_truncates_nothing_that_is_written_all_the_time(raw: Raw, databas
                 OR t.oid IS NOT NULL AND NOT coalesce(t.reloptions, '{}') @> '{vacuum_truncate=off}')
     """
     others = {name for (name,) in observer(raw, database_url).execute(query)}
-    # Written by operators, feeds and loads, and by a dequeue when it drops a day.
-    assert others == {"channel", "queue", "feed", "load", "stage", "dropped"}
+    # Used by feeds and loads, and by a dequeue when it drops a day.
+    assert others == {"feed", "load", "stage", "dropped"}
 
 
 class TestConcurrency:

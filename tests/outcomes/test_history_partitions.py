@@ -107,6 +107,48 @@ class TestPartitions:
         assert partitions(session) == [name(day) for day in range(-kept, 8)]
         assert session.scalar(text(f"SELECT to_regclass('fairqueue.{name(-41)}')")), "is somebody's archive now"
 
+    @pytest.fixture
+    def only_old_ones(self, session: Session, day_0: None) -> None:
+        """There is nothing to make any more, only what was made 40 days ago to drop; and nobody gives up soon."""
+        move_clock(session, at(-40))
+        assert maintain(session)
+        move_clock(session, at(0))
+        today = "(fairqueue.clock() AT TIME ZONE 'UTC')::date"
+        sql(session, f"SELECT fairqueue.history_add({today} + n, false) FROM generate_series(0, 7) AS n")
+        sql(session, "ALTER FUNCTION fairqueue.history_maintain() SET lock_timeout = '20s'")
+
+    def test_are_not_dropped_while_somebody_writes_what_a_feed_will_read(
+        self, engine: Engine, session: Session, other: psycopg.Connection, only_old_ones: None
+    ) -> None:
+        """Who has completed something on that day only commits now."""
+        xid = value(other, "SELECT pg_current_xact_id()::text")
+        other.execute(
+            "INSERT INTO fairqueue.history"
+            " (message_id, queue, channel, outcome, attempt, cost, dequeue_at, created_at, finished_at)"
+            " VALUES (1, 'default', 'acme', 'completed', 1, 1, 0, now(), to_timestamp(%s / 1000.0))",
+            [at(-40)],
+        )
+        sql(session, f"INSERT INTO fairqueue.feed (name, xid, message_id) VALUES ('late', '{xid}', 0)")
+        self.maintained_after(engine, session, other)
+        assert places(session) == {1: name(-40)}
+
+    def test_nor_is_what_somebody_is_just_detaching(
+        self, engine: Engine, session: Session, other: psycopg.Connection, only_old_ones: None
+    ) -> None:
+        other.execute(f"ALTER TABLE fairqueue.history DETACH PARTITION fairqueue.{name(-40)}".encode())
+        self.maintained_after(engine, session, other)
+        assert session.scalar(text(f"SELECT to_regclass('fairqueue.{name(-40)}')")), "it is theirs"
+
+    def maintained_after(self, engine: Engine, session: Session, other: psycopg.Connection) -> None:
+        """What is old is dropped, but for what was waited for, until the other one committed."""
+        with ThreadPoolExecutor(1) as pool, Session(engine) as maintaining:
+            maintained = pool.submit(maintain, maintaining)
+            wait_until(lambda: session.scalar(text(WAITING)))
+            other.commit()
+            assert maintained.result() is True
+        session.rollback()
+        assert set(partitions(session)) - {name(-40)} == {name(day) for day in range(8)}
+
     def test_are_dropped_in_parts(self, session: Session, day_0: None) -> None:
         """Of very many days as many in one transaction as it can hold locks of."""
         sql(session, "INSERT INTO fairqueue.queue (name, history_days) VALUES ('long', 100)")

@@ -19,9 +19,10 @@ from sqlalchemy.orm import Session
 
 import fairqueue as fq
 from fairqueue import schema, waiting
-from tests.acts import lease_of, put, sql, wait_until
+from tests.acts import lease_of, move_clock, put, sql, stop_clock, wait_until
 from tests.fixtures.connections import Raw
 from tests.fixtures.workers import EngineOf
+from tests.limiting import NOW
 from tests.observing import observer, value, waits_for_a_lock
 
 pytestmark = pytest.mark.shared_database
@@ -156,6 +157,18 @@ class TestEndings:
             wait_until(lambda: waits_for_a_lock(watching, asking))
             other.commit()
             assert told.result() == "dead"
+
+    def test_after_the_clock_was_set_back(self, engine: Engine, session: Session) -> None:
+        """The last one counts, though an earlier one has a later time."""
+        stop_clock(engine, NOW)
+        (id_,) = put(session, "acme", max_attempts=1)
+        session.execute(fq.fail(lease_of(session)))
+        move_clock(session, NOW - 3_600_000)
+        session.execute(fq.redrive(id_))
+        session.commit()
+        session.execute(fq.complete(lease_of(session)))
+        session.commit()
+        assert fq.wait_for(engine, id_, timeout=0).outcome == "completed"
 
     def test_of_entities(self, engine: Engine, session: Session) -> None:
         """They are not read again, as their rows are gone."""

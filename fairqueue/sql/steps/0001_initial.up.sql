@@ -149,7 +149,8 @@ CREATE TABLE channel (
     CONSTRAINT channel_max_size_range CHECK (max_size >= 1),
     CONSTRAINT channel_overflow_known CHECK (overflow IN ('reject', 'drop')),
     CONSTRAINT channel_resume_at_finite CHECK (isfinite(resume_at))
-);
+-- Enqueues read it, and VACUUM would lock them out to give back space at its end; so likewise of queue.
+) WITH (vacuum_truncate = off, toast.vacuum_truncate = off);
 
 -- Only what is bounded: looked up by every enqueue, and so by no index that holds the policies of others.
 CREATE UNIQUE INDEX channel_bounded ON channel ((ARRAY[queue, name])) WHERE max_size IS NOT NULL;
@@ -461,7 +462,7 @@ CREATE TABLE queue (
     CONSTRAINT queue_channel_max_size_range CHECK (channel_max_size >= 1),
     CONSTRAINT queue_channel_overflow_known CHECK (channel_overflow IN ('reject', 'drop')),
     CONSTRAINT queue_resume_at_finite CHECK (isfinite(resume_at))
-);
+) WITH (vacuum_truncate = off, toast.vacuum_truncate = off);
 
 -- Only those whose channels are bounded: looked up by every enqueue, and so by no index that holds others.
 CREATE UNIQUE INDEX queue_bounded ON queue ((ARRAY[name])) WHERE channel_max_size IS NOT NULL;
@@ -924,7 +925,8 @@ REVOKE EXECUTE ON FUNCTION history_digest FROM PUBLIC;
 -- Called by history_maintain. What a feed hasn't read stays, and with it its whole day; one that can't be dropped, as an
 -- object of somebody's depends on it, is a warning. At most 50 in one call, as a transaction can hold only so many locks,
 -- and of what lies in history_default at most 10,000 rows. Returns whether that was all.
--- Locks: history, against everybody, where there is a partition to drop, until the end of the transaction.
+-- Locks: what is old, against writers; and history, against everybody, where there is a partition to drop. Until the end
+-- of the transaction.
 CREATE FUNCTION history_drop(oldest date) RETURNS boolean
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -943,19 +945,27 @@ BEGIN
             AND c.relname < to_char(oldest, '"history_"YYYY_MM_DD') COLLATE "C"
         ORDER BY c.relname
     LOOP
-        EXECUTE format('SELECT EXISTS (
-            SELECT FROM feed f
-            CROSS JOIN LATERAL (SELECT FROM %I h WHERE (h.xid, h.message_id) >= (f.xid, f.message_id) LIMIT 1) u)',
-            v_name) INTO v_unread;
-        CONTINUE WHEN v_unread;
         v_tries := v_tries + 1;
         IF v_tries > 50 THEN
             RETURN false;
         END IF;
         BEGIN
+            -- As long as it is held, no partition can be detached, by who keeps it.
+            LOCK TABLE ONLY history IN ACCESS SHARE MODE;
+            CONTINUE WHEN NOT EXISTS (
+                SELECT FROM pg_inherits i
+                WHERE i.inhparent = 'history'::regclass
+                    AND i.inhrelid = to_regclass(format('%I.%I', current_schema(), v_name)));
+            -- Looked at once it is complete: an open completion of that day is waited for.
+            EXECUTE format('LOCK TABLE %I.%I IN SHARE MODE', current_schema(), v_name);
+            EXECUTE format('SELECT EXISTS (
+                SELECT FROM feed f
+                CROSS JOIN LATERAL (SELECT FROM %I h WHERE (h.xid, h.message_id) >= (f.xid, f.message_id) LIMIT 1) u)',
+                v_name) INTO v_unread;
+            CONTINUE WHEN v_unread;
             EXECUTE format('INSERT INTO dropped (xid, message_id) SELECT h.xid, h.message_id FROM %I h'
                 ' ORDER BY h.xid DESC, h.message_id DESC LIMIT 1', v_name);
-            EXECUTE format('DROP TABLE IF EXISTS %I.%I', current_schema(), v_name);
+            EXECUTE format('DROP TABLE %I.%I', current_schema(), v_name);
         EXCEPTION
             WHEN lock_not_available OR deadlock_detected THEN
                 RETURN false;  -- not to wait for the next one as well
@@ -997,6 +1007,9 @@ CREATE FUNCTION history_maintain() RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path FROM CURRENT
 SET lock_timeout = '100ms'
+-- A dequeue's settings would have it read all of history_default by an index, should much be there.
+SET enable_seqscan = on
+SET enable_bitmapscan = on
 AS $$
 DECLARE
     v_today CONSTANT date := (clock() AT TIME ZONE 'UTC')::date;
@@ -1662,8 +1675,9 @@ REVOKE EXECUTE ON FUNCTION message_create FROM PUBLIC;
 -- Called by producers (in Python by enqueue_many). Returns the place in the lists and the id of each. on_conflict is
 -- that of message_create, except that the id of what is ignored is null. Where several have the same key they come one
 -- after the other: of those to be ignored the first one counts, of those to replace each other the last one.
--- Locks: see message_create. Keys are entered in their order, so that two calls can't deadlock; what is then to be
--- replaced is locked in the order of ids, as completions lock it. Ids and times are given in the order of the lists.
+-- Locks: see message_create. Keys are entered in their order, what is then to be replaced is locked in the order of ids,
+-- as completions lock it: so two calls don't deadlock, unless a key that was live at first is free by then, and somebody
+-- else enters it at that time. Ids and times are given in the order of the lists.
 CREATE FUNCTION message_create_many(
     queues text[], channels text[], keys text[], payloads jsonb[], bodies bytea[], dequeue_ats bigint[],
     delays double precision[], costs double precision[], max_attempts integer[], backoffs double precision[],
@@ -2082,8 +2096,8 @@ $$;
 
 -- How messages ended: one row for each of ids, in the order given, that is neither ready nor leased any more.
 --
--- Called by who waits for messages. The outcome is that of the last row in history; 'dead' also where the queue keeps
--- no history; and null where nothing is known: no history is kept, or no longer, or there never was such a message.
+-- Called by who waits for messages. The outcome is that of the last row in history, also where the clock was set back
+-- before it; 'dead' also where the queue keeps no history; and null where nothing is known: no history is kept, or no longer, or there never was such a message.
 -- Takes no lock.
 CREATE FUNCTION message_ending(ids bigint[])
 RETURNS TABLE (id bigint, outcome text, attempt integer, error text, finished_at timestamptz)
@@ -2118,7 +2132,7 @@ BEGIN
         SELECT h.outcome, h.attempt, h.error, h.finished_at
         FROM history h
         WHERE h.message_id = l.id
-        ORDER BY h.finished_at DESC
+        ORDER BY h.attempt DESC, h.finished_at DESC
         LIMIT 1) h ON true
     LEFT JOIN LATERAL (
         SELECT 'dead' AS outcome, d.attempt, d.error, d.died_at

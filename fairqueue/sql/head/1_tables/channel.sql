@@ -31,7 +31,8 @@ CREATE TABLE channel (
     CONSTRAINT channel_max_size_range CHECK (max_size >= 1),
     CONSTRAINT channel_overflow_known CHECK (overflow IN ('reject', 'drop')),
     CONSTRAINT channel_resume_at_finite CHECK (isfinite(resume_at))
-);
+-- Enqueues read it, and VACUUM would lock them out to give back space at its end; so likewise of queue.
+) WITH (vacuum_truncate = off, toast.vacuum_truncate = off);
 
 -- Only what is bounded: looked up by every enqueue, and so by no index that holds the policies of others.
 CREATE UNIQUE INDEX channel_bounded ON channel ((ARRAY[queue, name])) WHERE max_size IS NOT NULL;

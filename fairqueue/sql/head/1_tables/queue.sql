@@ -38,7 +38,7 @@ CREATE TABLE queue (
     CONSTRAINT queue_channel_max_size_range CHECK (channel_max_size >= 1),
     CONSTRAINT queue_channel_overflow_known CHECK (channel_overflow IN ('reject', 'drop')),
     CONSTRAINT queue_resume_at_finite CHECK (isfinite(resume_at))
-);
+) WITH (vacuum_truncate = off, toast.vacuum_truncate = off);
 
 -- Only those whose channels are bounded: looked up by every enqueue, and so by no index that holds others.
 CREATE UNIQUE INDEX queue_bounded ON queue ((ARRAY[name])) WHERE channel_max_size IS NOT NULL;

@@ -12,6 +12,9 @@ CREATE FUNCTION history_maintain() RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path FROM CURRENT
 SET lock_timeout = '100ms'
+-- A dequeue's settings would have it read all of history_default by an index, should much be there.
+SET enable_seqscan = on
+SET enable_bitmapscan = on
 AS $$
 DECLARE
     v_today CONSTANT date := (clock() AT TIME ZONE 'UTC')::date;

@@ -3,8 +3,9 @@
 -- Called by producers (in Python by enqueue_many). Returns the place in the lists and the id of each. on_conflict is
 -- that of message_create, except that the id of what is ignored is null. Where several have the same key they come one
 -- after the other: of those to be ignored the first one counts, of those to replace each other the last one.
--- Locks: see message_create. Keys are entered in their order, so that two calls can't deadlock; what is then to be
--- replaced is locked in the order of ids, as completions lock it. Ids and times are given in the order of the lists.
+-- Locks: see message_create. Keys are entered in their order, what is then to be replaced is locked in the order of ids,
+-- as completions lock it: so two calls don't deadlock, unless a key that was live at first is free by then, and somebody
+-- else enters it at that time. Ids and times are given in the order of the lists.
 CREATE FUNCTION message_create_many(
     queues text[], channels text[], keys text[], payloads jsonb[], bodies bytea[], dequeue_ats bigint[],
     delays double precision[], costs double precision[], max_attempts integer[], backoffs double precision[],

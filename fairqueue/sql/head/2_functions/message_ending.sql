@@ -1,7 +1,7 @@
 -- How messages ended: one row for each of ids, in the order given, that is neither ready nor leased any more.
 --
--- Called by who waits for messages. The outcome is that of the last row in history; 'dead' also where the queue keeps
--- no history; and null where nothing is known: no history is kept, or no longer, or there never was such a message.
+-- Called by who waits for messages. The outcome is that of the last row in history, also where the clock was set back
+-- before it; 'dead' also where the queue keeps no history; and null where nothing is known: no history is kept, or no longer, or there never was such a message.
 -- Takes no lock.
 CREATE FUNCTION message_ending(ids bigint[])
 RETURNS TABLE (id bigint, outcome text, attempt integer, error text, finished_at timestamptz)
@@ -36,7 +36,7 @@ BEGIN
         SELECT h.outcome, h.attempt, h.error, h.finished_at
         FROM history h
         WHERE h.message_id = l.id
-        ORDER BY h.finished_at DESC
+        ORDER BY h.attempt DESC, h.finished_at DESC
         LIMIT 1) h ON true
     LEFT JOIN LATERAL (
         SELECT 'dead' AS outcome, d.attempt, d.error, d.died_at
