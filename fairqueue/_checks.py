@@ -77,7 +77,7 @@ def check_choice(field: str, value: object, *choices: str) -> str:
 
 def check_moment(field: str, value: object) -> datetime:
     """A datetime with a time zone, or :class:`InvalidValue`."""
-    if not isinstance(value, datetime) or value.tzinfo is None:
+    if not isinstance(value, datetime) or value.utcoffset() is None:
         raise InvalidValue(
             f"{field} must be a datetime with a time zone, not {value!r}: use datetime.now(timezone.utc)"
         )

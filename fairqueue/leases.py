@@ -75,7 +75,7 @@ class Outcome(StrEnum):
     NOT_FOUND = "not_found"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # no slots: with them, LeasedMessage[Upload](...) fails on some Pythons
 class LeasedMessage(Generic[P]):
     """A message as it was when it was leased: a value, which no session refreshes.
 

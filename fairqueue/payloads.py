@@ -23,10 +23,12 @@ without what is computed; what could not be read back is refused when it is writ
 written with :func:`dataclasses.asdict` and built by calling the class, so a nested dataclass comes back as a dict.
 JSON's own types, as in ``TypedMessage[dict[str, int]]`` or ``TypedMessage[int | None]``, are for type checkers alone,
 unless something else is within them, as in ``TypedMessage[list[Upload]]``. What is in the brackets can also be given,
-or given otherwise, as ``class UploadMessage(fq.TypedMessage[Upload], payload_type=Upload)``.
+or given otherwise, as ``class UploadMessage(fq.TypedMessage[Upload], payload_type=Upload)``. Both are inherited from an
+``__abstract__`` class.
 
 Limitations: secrets are no payload. Pydantic writes a ``SecretStr`` as asterisks, and that is what comes back. Of an
-object of a subclass it writes what the declared class has, and leaves out the rest.
+object of a subclass it writes what the declared class has, and leaves out the rest. Fields that fairqueue checks have
+no room for a ``validates`` of yours: change them in ``__init__``.
 
 All types share the table: JSON is kept in the column ``payload`` (jsonb), bytes in ``body`` (bytea).
 """
@@ -175,9 +177,21 @@ class Unread(NamedTuple):
     read: Callable[[Any], Any]
 
 
+class _Fields(JSONB):
+    """jsonb of which what is within is JSON, whatever the whole is."""
+
+    class Comparator(JSONB.Comparator[Any]):
+        def _setup_getitem(self, index: Any) -> Any:
+            operator, index, _ = super()._setup_getitem(index)  # type: ignore[no-untyped-call]
+            return operator, index, JSONPayload()
+
+    comparator_factory = Comparator
+
+
 class ObjectPayload(JSONPayload):
     """jsonb that is read and written as objects of ``payload_type``."""
 
+    impl = _Fields(none_as_null=True)
     cache_ok = True
 
     def __init__(self, payload_type: Any) -> None:
@@ -254,10 +268,12 @@ def declared_payload_type(message_type: type, generic: type) -> Any:
 
 def _argument(class_: type, generic: type) -> Any:
     """What a class has in the brackets behind ``generic``, be it by way of others that have parameters of their own."""
-    for base in getattr(class_, "__orig_bases__", ()):
+    for base in vars(class_).get("__orig_bases__", class_.__bases__):
         origin = get_origin(base)
         if origin is generic:
             return get_args(base)[0]
+        if isinstance(base, type) and base is not generic and issubclass(base, generic):
+            return _argument(base, generic)
         if isinstance(origin, type) and issubclass(origin, generic):  # else it is a mixin's
             found = _argument(origin, generic)
             given = dict(zip(origin.__parameters__, get_args(base), strict=True))  # type: ignore[attr-defined]

@@ -22,7 +22,7 @@ from ._checks import check_moment, check_seconds, is_whole
 from ._functions import SchemaFunction
 from .errors import InvalidValue
 
-__all__ = ["EPOCH", "Delay", "clock", "dequeue_at"]
+__all__ = ["EPOCH", "Delay", "clock", "dequeue_at", "since_epoch"]
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
@@ -40,6 +40,11 @@ class Delay(float):
 def clock() -> SchemaFunction:
     """The time by the clock of the database, as SQL."""
     return SchemaFunction("clock", type_=DateTime(timezone=True))
+
+
+def since_epoch(moment: datetime) -> timedelta:
+    """The time since 1970. Subclasses of datetime, as Pendulum's, may make something else of a difference."""
+    return datetime.__sub__(moment, EPOCH)
 
 
 def dequeue_at(
@@ -70,7 +75,7 @@ def dequeue_at(
     if delay is not None:
         return Delay(check_seconds("delay", delay))
     if at is not None:
-        return (check_moment("at", at) - EPOCH) // _MILLISECOND  # a float may be a millisecond early
+        return since_epoch(check_moment("at", at)) // _MILLISECOND  # a float may be a millisecond early
     if priority:
         return -priority
     if dequeue_at is not None and (not is_whole(dequeue_at) or not -(2**62) < dequeue_at < 2**62):

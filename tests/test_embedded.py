@@ -339,6 +339,15 @@ class TestShared:
         with embedded.shared() as again:
             assert query(again.dsn, "SELECT x FROM kept") == 1
 
+    def test_by_a_link(self, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As to a larger disk."""
+        link = tmp_path / "pg"
+        link.symlink_to(home)
+        monkeypatch.setenv("FAIRQUEUE_PG_HOME", str(link))
+        for given in (None, link):
+            with embedded.shared(given) as server:
+                assert server.directory == home.resolve() / "server"
+
     def test_outlives_a_process_that_is_killed(self, home: Path) -> None:
         with Program(SHARED) as other:
             pid = other.told()["pid"]

@@ -111,7 +111,7 @@ def shared(home: Path | None = None, *, settings: Mapping[str, str] = {}, tcp: b
         version than what is under ``home``, or it runs without the ``tcp`` that is asked for.
     """
     programs = usable_programs()
-    directory = own_directory(own_directory((home or home_directory()).absolute()) / "server")
+    directory = own_directory(own_directory((home or home_directory()).resolve()) / "server")
     with locked(directory / "mutex"):
         users = held(directory / "users", fcntl.LOCK_SH)
         return Server(programs, directory, users, {**_SETTINGS, **settings}, tcp=tcp, temporary=False)

@@ -57,10 +57,10 @@ def trying(path: Path) -> Iterator[bool]:
 def home_directory() -> Path:
     """Where things are kept from run to run."""
     if named := os.environ.get("FAIRQUEUE_PG_HOME"):
-        return Path(named).expanduser().absolute()
+        return Path(named).expanduser().resolve()  # it may be a link of theirs
     if os.geteuid() == 0:  # root's own home is closed to the account that runs the server
         return Path("/var/lib/fairqueue-embedded")
-    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share") / "fairqueue-embedded"
+    return (Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share") / "fairqueue-embedded").resolve()
 
 
 def own_directory(path: Path) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
 from sqlalchemy import (
     BigInteger,
@@ -139,14 +139,19 @@ class TypedMessage(Base, Generic[P]):
     error: Mapped[str | None] = mapped_column(_left_out(Text()))
     created_at: Mapped[datetime] = mapped_column(DateTime(timezone=True), server_default=NOW)
 
+    _payload_type: ClassVar[Any] = _UNSAID
+
     def __init_subclass__(cls, payload_type: Any = _UNSAID, **kw: Any) -> None:
         mapped = [base.__name__ for base in cls.__mro__[1:] if "__mapper__" in vars(base)]
         if mapped:
             raise InvalidValue(f"{cls.__name__} must derive from TypedMessage[...] itself, not from {mapped[0]}")
+        if payload_type is not _UNSAID:
+            cls._payload_type = payload_type
         if not cls.__dict__.get("__abstract__") and (cls.__module__, cls.__name__) != (__name__, "Message"):
             # Another view of the same table: a table object of its own, in a MetaData of its own.
             cls.metadata = MetaData(schema=DEFAULT_SCHEMA)
             cls.__tablename__ = "message"
+            payload_type = cls._payload_type
             if payload_type is _UNSAID:
                 payload_type = declared_payload_type(cls, TypedMessage)
             column_type = payload_column_type(payload_type)

@@ -41,7 +41,7 @@ from sqlalchemy.exc import OperationalError
 
 from fairqueue._checks import TEN_YEARS, check_moment, check_seconds
 from fairqueue.errors import InvalidValue
-from fairqueue.schedule import EPOCH
+from fairqueue.schedule import EPOCH, since_epoch
 from fairqueue.schema import literal, quote, run, schema_of, verify
 
 from ._databases import COMMENT
@@ -117,7 +117,7 @@ class Clock:
 
     def move_to(self, at: datetime) -> None:
         """Move it to a moment, a datetime with a time zone. A frozen clock stands there, another runs on from there."""
-        unix = (check_moment("at", at) - EPOCH) // _MICROSECOND
+        unix = since_epoch(check_moment("at", at)) // _MICROSECOND
         self._set(f"CASE WHEN c.is_called THEN {unix} ELSE {unix} - {_unix('clock_timestamp()')} END")
 
     def _set(self, value: str, frozen: str = "c.is_called") -> None:

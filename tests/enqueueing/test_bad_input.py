@@ -6,7 +6,7 @@ See test_bad_input_in_sql.py for the same in the database, and the modules of th
 import asyncio
 import json
 from collections.abc import Callable
-from datetime import date, datetime, timedelta
+from datetime import date, datetime, timedelta, tzinfo
 from functools import partial
 from typing import Any
 
@@ -114,6 +114,17 @@ def test_extreme_messages(session: Session, face: str) -> None:
         stored = session.scalars(select(fq.Message.channel)).all()
         assert stored == ["acme"] * (2 if face in ("enqueue_many", "enqueue_copy") else 1), row
         session.rollback()
+
+
+def test_a_time_zone_that_knows_no_difference_to_utc_is_none() -> None:
+    class Nowhere(tzinfo):
+        def utcoffset(self, dt: datetime | None) -> None:
+            return None
+
+        dst = tzname = utcoffset
+
+    with pytest.raises(fq.InvalidValue, match=r"^at must be a datetime with a time zone, not "):
+        fq.Message("acme", at=datetime(2030, 1, 1, tzinfo=Nowhere()))
 
 
 @pytest.mark.parametrize(

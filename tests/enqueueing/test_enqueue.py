@@ -27,6 +27,15 @@ from tests.observing import observer, rows, value
 pytestmark = pytest.mark.shared_database
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
+
+
+class Moment(datetime):
+    """As that of Pendulum: a difference of two of these is of a class that can't be divided by a timedelta."""
+
+    def __sub__(self, other: Any) -> Any:
+        return "a difference"
+
+
 NOON_MS = 1_893_499_200_000
 
 BACKEND = select(func.pg_backend_pid())
@@ -105,7 +114,13 @@ class TestWhen:
         assert len(payloads(session)) == 1
 
     @pytest.mark.parametrize(
-        "at", [NOON, NOON.astimezone(timezone(timedelta(hours=-9, minutes=-30)))], ids=["UTC", "elsewhere"]
+        "at",
+        [
+            NOON,
+            NOON.astimezone(timezone(timedelta(hours=-9, minutes=-30))),
+            Moment(2030, 1, 1, 12, tzinfo=UTC),
+        ],
+        ids=["UTC", "elsewhere", "of another class"],
     )
     def test_at(self, session: Session, enqueue: Enqueue, at: datetime) -> None:
         enqueue(session, channel="acme", at=at)

@@ -4,7 +4,7 @@ import itertools
 import json
 import pickle
 import sys
-from dataclasses import dataclass, field
+from dataclasses import FrozenInstanceError, dataclass, field
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -300,6 +300,37 @@ class TestDeclared:
             [leased] = session.scalars(fq.dequeue(message_type=message))
             assert leased.payload == payload
 
+    def test_inherited_by_a_class_without_brackets(self, session: Session) -> None:
+        """Beside mixins, with brackets of their own or without."""
+        P = TypeVar("P")
+
+        class Mixin(Generic[P]):
+            pass
+
+        class Ours(fq.TypedMessage[Upload]):
+            __abstract__ = True
+
+        class Said(fq.TypedMessage[Any], payload_type=Upload):
+            __abstract__ = True
+
+        class Plain(Ours):
+            pass
+
+        class Beside(Mixin[int], Ours):
+            pass
+
+        class BesideABareOne(Mixin, Ours):  # type: ignore[type-arg]
+            pass
+
+        class AsSaid(Said):
+            pass
+
+        for message in (Plain, Beside, BesideABareOne, AsSaid):
+            session.add(message("acme", UPLOAD))
+            session.flush()
+            [leased] = session.scalars(fq.dequeue(message_type=message))
+            assert leased.payload == UPLOAD
+
     def test_what_is_only_named(self) -> None:
         with pytest.raises(fq.InvalidValue, match="Later needs a payload_type="):
 
@@ -321,6 +352,18 @@ def test_can_be_sent_to_another_process(session: Session) -> None:
     assert (sent, sent.payload) == (message, UPLOAD)
 
 
+def test_made_by_hand() -> None:
+    """As for a test of a handler: with the type in brackets, too."""
+    at = datetime(2030, 1, 1, tzinfo=UTC)
+    made = fq.LeasedMessage[dict[str, int]](
+        id=1, queue="default", channel="acme", attempt=1, raw={"n": 1}, body=None, state=None, error=None,
+        dequeue_at=0, cost=1, created_at=at, leased_until=at,
+    )  # fmt: skip
+    assert made.payload == {"n": 1}
+    with pytest.raises(FrozenInstanceError):
+        made.attempt = 2  # type: ignore[misc]
+
+
 def test_json_operators(session: Session) -> None:
     session.add_all([fq.Message("acme", {"doc": 1}), UploadMessage("acme", UPLOAD)])
     session.flush()
@@ -334,6 +377,17 @@ def test_json_operators(session: Session) -> None:
     assert session.scalars(ids.where(payload.is_not_distinct_from(UPLOAD))).all() == [upload.id]
     for condition in (payload != UPLOAD, payload.not_in([UPLOAD]), payload.is_distinct_from(UPLOAD)):
         assert session.scalars(ids.where(condition)).all() == [document.id]
+
+
+def test_fields_are_json(session: Session) -> None:
+    """Of whatever type the whole payload is."""
+    session.add(UploadMessage("acme", UPLOAD))
+    session.flush()
+    payload: Any = UploadMessage.payload  # type: ignore[misc]  # mypy: ambiguous, as the class is generic
+    fields = payload["path"], payload["pages"][0], payload["pages", 1, "number"]
+    assert session.execute(select(*fields)).all() == [("a.pdf", {"number": 1}, 2)]
+    for condition in (fields[0] == "a.pdf", fields[0].astext == "a.pdf", fields[2].as_integer() > 1):
+        assert session.scalars(select(UploadMessage).where(condition)).one().payload == UPLOAD
 
 
 def test_where_they_are_kept(session: Session) -> None:
