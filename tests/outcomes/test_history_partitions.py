@@ -163,6 +163,27 @@ class TestPartitions:
         assert maintain(session) is True
         assert partitions(session) == [name(day) for day in range(-30, 8)]
 
+    def test_what_a_feed_has_not_read_keeps_nothing_else(self, session: Session, day_0: None) -> None:
+        """However many days that is: those after them are dropped, and that is all there is to do."""
+        for day in range(-100, 0, 8):
+            move_clock(session, at(day))
+            sql(session, "INSERT INTO fairqueue.queue (name, history_days) VALUES ('long', 100) ON CONFLICT DO NOTHING")
+            assert maintain(session)
+        sql(session, "INSERT INTO fairqueue.feed (name, xid, message_id) VALUES ('late', '0', 0)")
+        sql(
+            session,
+            "INSERT INTO fairqueue.history"
+            " (message_id, queue, channel, outcome, attempt, cost, dequeue_at, created_at, finished_at)"
+            " SELECT n, 'default', 'acme', 'completed', 1, 1, 0, now(), to_timestamp((:first + n * :day) / 1000.0)"
+            " FROM generate_series(0::bigint, 54) AS n",
+            first=at(-100),
+            day=DAY,
+        )
+        sql(session, "DELETE FROM fairqueue.queue")
+        move_clock(session, at(0))
+        assert maintain(session) is True
+        assert partitions(session) == [name(day) for day in (*range(-100, -45), *range(-30, 8))]
+
     @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
     def test_are_not_dropped_under_an_old_snapshot(
         self, session: Session, other: psycopg.Connection, day_0: None, level: str

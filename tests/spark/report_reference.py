@@ -153,7 +153,9 @@ def compute(
     )
     end = micros(until) or latest + 1
     start = micros(since) or min(life.created for life in every if life.first)
-    known = max(start, min(life.finished for life in every if life.finished is not None))
+    known = start
+    if since is None:  # older outcomes may have been dropped
+        known = max(start, min(life.finished for life in every if life.finished is not None))
     length = window // timedelta(microseconds=1)
 
     by_window: dict[tuple[str, str, datetime], Row] = {}
@@ -218,6 +220,10 @@ def _queue_windows(by_window: dict[tuple[str, str, datetime], Row], length: int,
             row["noisy"] = (row["in_flight"] >= 30 and row["in_flight"] > 0.1 * flying) or row["busy"] > 0.1 * busy
             if share > 0:
                 had.append(row["cost_started"] / share)
+        level = max(share / row["weight"] for row, share in zip(rows.values(), shares, strict=True))
+        weights = [row["weight"] for row in rows.values() if row["backlog"]] or [row["weight"] for row in rows.values()]
+        messages = sum(row["started"] for row in rows.values())
+        short = capacity - min(weights) * level * messages  # by how much a share is less than a message
         complete = (micros(key[1]) or 0) // length * length + length > known
         found[key] = {
             "channels": len(rows),
@@ -228,6 +234,8 @@ def _queue_windows(by_window: dict[tuple[str, str, datetime], Row], length: int,
             "worst_ratio": min(had) if had and complete else None,
             "low_ratio": sorted(had)[math.ceil(0.1 * len(had)) - 1] if had and complete else None,
         }
+        if abs(short) > 1e-9 * capacity:  # else rounding decides
+            found[key]["coarse"] = short > 0
     return found
 
 

@@ -346,13 +346,15 @@ class TestTimes:
         assert [row["dequeue_at"] for row in staged] == [1, -1, -1, -2]
 
     def test_intervals(self) -> None:
-        spans = pa.array([timedelta(seconds=90.5), timedelta(microseconds=-1), timedelta(days=3653)], pa.duration("us"))
+        times = [timedelta(seconds=90.5), timedelta(microseconds=-1), timedelta(days=3653), timedelta(days=999_999)]
+        spans = pa.array(times, pa.duration("us"))
         rows = batch(delay=spans)
         staged, refused = Columns(rows.schema).sorted_out(rows)
         assert [row["delay"] for row in staged.to_pylist()] == [90.5]
         assert refused["reason"].to_pylist() == [
             "delay must be from 0 to 315,576,000, not -0.000001",
             "delay must be from 0 to 315,576,000, not 315619200",
+            "delay must be from 0 to 315,576,000, not 8.63999136e+10",
         ]
 
     @pytest.mark.parametrize("other", ["dequeue_at", "delay"])

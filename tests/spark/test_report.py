@@ -44,7 +44,7 @@ pytestmark = on_spark
 
 EVIL = "<script>alert('x')</script>&amp;\x1b[2J"
 CHANNELS = (EVIL, "$x_1$ % \u4e2d\u6587", "007", "acme", "globex", "initech", "umbrella")
-WEIGHTS = {("a", None): 2.0, ("a", "acme"): 0.5, ("b", "acme"): 3.0, ("b", "nobody"): 7.0}
+WEIGHTS = {("a", None): 200.0, ("a", "acme"): 50.0, ("b", "acme"): 3.0, ("b", "nobody"): 7.0}
 SINCE = datetime(2026, 3, 28, 23, 2, 30, tzinfo=UTC)
 UNTIL = SINCE + timedelta(minutes=83)
 WINDOW = timedelta(minutes=10)

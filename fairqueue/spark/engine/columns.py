@@ -297,7 +297,7 @@ def _is_utf8(value: bytes) -> bool:
 def _number(values: pa.Array) -> pa.Array:
     """Numbers as they are, time spans in seconds."""
     if types.is_duration(values.type):
-        return pc.divide(pc.cast(pc.cast(values, pa.duration("us")), pa.int64()).cast(pa.float64()), 1e6)
+        return pc.divide(pc.cast(pc.cast(values, pa.duration("us")), pa.int64()).cast(pa.float64(), safe=False), 1e6)
     return pc.cast(values, pa.float64(), safe=False)
 
 

@@ -154,16 +154,18 @@ def snapshot(url: str | None = None, *, schema: str = "fairqueue", passfile: str
         with fairqueue.spark.snapshot(url=url) as now:
             spark.read.format("fairqueue").options(url=url, table="messages", snapshot=now).load().count()
 
-    While it is held, no day of history is dropped, and VACUUM removes nothing that died since, anywhere in the
-    database: be quick.
+    While it is held, no day of history is dropped, no message is truncated, and VACUUM removes nothing that died since,
+    anywhere in the database: be quick.
 
     :param schema: where fairqueue is installed.
     """
     place = Place(url=url, schema=schema, passfile=passfile)
     with place.connect() as connection:
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-        # Before there is a snapshot. Who drops a day locks the whole history; who makes one need not wait for this.
-        connection.execute(f"LOCK TABLE ONLY {place.name('history')} IN ACCESS SHARE MODE".encode())
+        # Before there is a snapshot. Who drops a day locks the whole history; who makes one need not wait for this. And
+        # what is truncated is gone for old snapshots, too.
+        for table in ("history", "message"):
+            connection.execute(f"LOCK TABLE ONLY {place.name(table)} IN ACCESS SHARE MODE".encode())
         # Of those that end it, transaction_timeout has come with PostgreSQL 17.
         connection.execute(
             "SELECT set_config(name, '0', true) FROM pg_settings"

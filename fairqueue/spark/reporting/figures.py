@@ -100,6 +100,7 @@ def queue_windows(
             *(sf.sum(name).alias(name) for name in (*COUNTS, "backlog", "in_flight", "busy", "cost_started")),
             sf.max("starved").alias("starved"),
             sf.max("level").alias("level"),
+            sf.coalesce(sf.min(sf.when(sf.col("backlog") > 0, sf.col("weight"))), sf.min("weight")).alias("lightest"),
             jain(sf.col("had")).alias("jain"),
             sf.percentile_approx("had", 0.1).alias("low_ratio"),
             # Of those with the same, who was entitled to most.
@@ -110,12 +111,12 @@ def queue_windows(
         )
     )
     # Where a share is less than a message, who had one and who had none is no question of fairness.
-    coarse = sf.col("level") * sf.col("started") < sf.col("cost_started")
+    coarse = sf.col("lightest") * sf.col("level") * sf.col("started") < sf.col("cost_started")
     worst = {"worst_channel": "channel", "worst_ratio": "had", "worst_entitled": "entitled"}
     return (
         figures.withColumns({name: sf.col(f"worst.{short}") for name, short in worst.items()})
-        .drop("worst")
         .withColumn("coarse", sf.coalesce(coarse, sf.lit(False)))
+        .drop("worst", "lightest")
         .join(_spread_by_window(rows, "wait", period, quantiles), ["queue", "window"], "left")
         .join(_spread_by_window(rows, "service", period, quantiles), ["queue", "window"], "left")
     )

@@ -135,10 +135,13 @@ class _Extent:
     latest: int
 
     def period(self, start: int | None, end: int | None, length: int) -> tuple[Period, int]:
-        """The period, and from when on all is known: since the first outcome, for older ones may have been dropped."""
+        """The period, and from when on all is known: from where history is said to reach back to; else from the first
+        outcome on, for older ones may have been dropped.
+        """
         end = self.latest + 1 if end is None else end
-        if start is None:
-            start = min(end - 1 if self.created is None else self.created, end - 1)
+        if start is not None:
+            return Period(start, end, length), start
+        start = min(end - 1 if self.created is None else self.created, end - 1)
         return Period(start, end, length), max(start, self.finished or start)
 
 

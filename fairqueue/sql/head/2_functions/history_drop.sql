@@ -3,14 +3,14 @@
 -- Called by history_maintain. What a feed hasn't read stays, and with it its whole day; one that can't be dropped, as an
 -- object of somebody's depends on it, is a warning. At most 50 in one call, as a transaction can hold only so many locks,
 -- and of what lies in history_default at most 10,000 rows. Returns whether that was all.
--- Locks: what is old, against writers; and history, against everybody, where there is a partition to drop. Until the end
--- of the transaction.
+-- Locks: history, against everybody, where there is a partition to drop, until the end of the transaction.
 CREATE FUNCTION history_drop(oldest date) RETURNS boolean
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 AS $$
 DECLARE
     v_name text;
+    v_look text;
     v_unread boolean;
     v_tries integer := 0;
     v_done boolean := true;
@@ -23,23 +23,24 @@ BEGIN
             AND c.relname < to_char(oldest, '"history_"YYYY_MM_DD') COLLATE "C"
         ORDER BY c.relname
     LOOP
+        v_look := format('SELECT EXISTS (
+            SELECT FROM feed f
+            CROSS JOIN LATERAL (SELECT FROM %I h WHERE (h.xid, h.message_id) >= (f.xid, f.message_id) LIMIT 1) u)',
+            v_name);
+        EXECUTE v_look INTO v_unread;
+        CONTINUE WHEN v_unread;
         v_tries := v_tries + 1;
         IF v_tries > 50 THEN
             RETURN false;
         END IF;
         BEGIN
-            -- As long as it is held, no partition can be detached, by who keeps it.
-            LOCK TABLE ONLY history IN ACCESS SHARE MODE;
+            -- Once nobody is writing outcomes, or detaching what they keep: what they did meanwhile is seen now.
+            LOCK TABLE ONLY history IN ACCESS EXCLUSIVE MODE;
             CONTINUE WHEN NOT EXISTS (
                 SELECT FROM pg_inherits i
                 WHERE i.inhparent = 'history'::regclass
                     AND i.inhrelid = to_regclass(format('%I.%I', current_schema(), v_name)));
-            -- Looked at once it is complete: an open completion of that day is waited for.
-            EXECUTE format('LOCK TABLE %I.%I IN SHARE MODE', current_schema(), v_name);
-            EXECUTE format('SELECT EXISTS (
-                SELECT FROM feed f
-                CROSS JOIN LATERAL (SELECT FROM %I h WHERE (h.xid, h.message_id) >= (f.xid, f.message_id) LIMIT 1) u)',
-                v_name) INTO v_unread;
+            EXECUTE v_look INTO v_unread;
             CONTINUE WHEN v_unread;
             EXECUTE format('INSERT INTO dropped (xid, message_id) SELECT h.xid, h.message_id FROM %I h'
                 ' ORDER BY h.xid DESC, h.message_id DESC LIMIT 1', v_name);
