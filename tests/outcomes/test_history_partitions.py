@@ -129,25 +129,17 @@ class TestPartitions:
             [at(-40)],
         )
         sql(session, f"INSERT INTO fairqueue.feed (name, xid, message_id) VALUES ('late', '{xid}', 0)")
-        self.maintained_after(engine, session, other)
+        maintained_after(engine, session, other)
         assert places(session) == {1: name(-40)}
+        assert partitions(session) == [name(-40), *(name(day) for day in range(8))]
 
     def test_nor_is_what_somebody_is_just_detaching(
         self, engine: Engine, session: Session, other: psycopg.Connection, only_old_ones: None
     ) -> None:
         other.execute(f"ALTER TABLE fairqueue.history DETACH PARTITION fairqueue.{name(-40)}".encode())
-        self.maintained_after(engine, session, other)
+        maintained_after(engine, session, other)
         assert session.scalar(text(f"SELECT to_regclass('fairqueue.{name(-40)}')")), "it is theirs"
-
-    def maintained_after(self, engine: Engine, session: Session, other: psycopg.Connection) -> None:
-        """What is old is dropped, but for what was waited for, until the other one committed."""
-        with ThreadPoolExecutor(1) as pool, Session(engine) as maintaining:
-            maintained = pool.submit(maintain, maintaining)
-            wait_until(lambda: session.scalar(text(WAITING)))
-            other.commit()
-            assert maintained.result() is True
-        session.rollback()
-        assert set(partitions(session)) - {name(-40)} == {name(day) for day in range(8)}
+        assert partitions(session) == [name(day) for day in range(8)]
 
     def test_are_dropped_in_parts(self, session: Session, day_0: None) -> None:
         """Of very many days as many in one transaction as it can hold locks of."""
@@ -311,12 +303,7 @@ class TestInNobodysWay:
     ) -> None:
         sql(session, "ALTER FUNCTION fairqueue.history_maintain() SET lock_timeout = '20s'")
         other.execute("SELECT fairqueue.history_maintain()")
-        with ThreadPoolExecutor(1) as pool, Session(engine) as maintaining:
-            maintained = pool.submit(maintain, maintaining)
-            wait_until(lambda: session.scalar(text(WAITING)))
-            other.commit()
-            assert maintained.result() is True
-        session.rollback()
+        maintained_after(engine, session, other)
         assert partitions(session) == [name(day) for day in range(8)]
 
     def test_who_writes_to_the_default_is_waited_for(
@@ -385,3 +372,13 @@ def clock_of_server(session: Session) -> float:
     now = session.execute(text("SELECT extract(epoch FROM clock_timestamp())")).scalar_one()
     session.commit()
     return float(now)
+
+
+def maintained_after(engine: Engine, session: Session, other: psycopg.Connection) -> None:
+    """All is done, as soon as the other one has committed, which is waited for."""
+    with ThreadPoolExecutor(1) as pool, Session(engine) as maintaining:
+        maintained = pool.submit(maintain, maintaining)
+        wait_until(lambda: session.scalar(text(WAITING)))
+        other.commit()
+        assert maintained.result() is True
+    session.rollback()
