@@ -27,6 +27,11 @@ from tests.observing import observer, rows, value
 pytestmark = pytest.mark.shared_database
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
+NOON_MS = 1_893_499_200_000
+
+BACKEND = select(func.pg_backend_pid())
+
+Enqueue = Callable[..., None]
 
 
 class Moment(datetime):
@@ -34,13 +39,6 @@ class Moment(datetime):
 
     def __sub__(self, other: Any) -> Any:
         return "a difference"
-
-
-NOON_MS = 1_893_499_200_000
-
-BACKEND = select(func.pg_backend_pid())
-
-Enqueue = Callable[..., None]
 
 
 def one(session: Session, **row: Any) -> None:

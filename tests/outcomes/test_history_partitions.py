@@ -122,12 +122,7 @@ class TestPartitions:
     ) -> None:
         """Who has completed something on that day only commits now."""
         xid = value(other, "SELECT pg_current_xact_id()::text")
-        other.execute(
-            "INSERT INTO fairqueue.history"
-            " (message_id, queue, channel, outcome, attempt, cost, dequeue_at, created_at, finished_at)"
-            " VALUES (1, 'default', 'acme', 'completed', 1, 1, 0, now(), to_timestamp(%s / 1000.0))",
-            [at(-40)],
-        )
+        other.execute(outcomes(-40, -40).encode())
         sql(session, f"INSERT INTO fairqueue.feed (name, xid, message_id) VALUES ('late', '{xid}', 0)")
         maintained_after(engine, session, other)
         assert places(session) == {1: name(-40)}
@@ -162,15 +157,7 @@ class TestPartitions:
             sql(session, "INSERT INTO fairqueue.queue (name, history_days) VALUES ('long', 100) ON CONFLICT DO NOTHING")
             assert maintain(session)
         sql(session, "INSERT INTO fairqueue.feed (name, xid, message_id) VALUES ('late', '0', 0)")
-        sql(
-            session,
-            "INSERT INTO fairqueue.history"
-            " (message_id, queue, channel, outcome, attempt, cost, dequeue_at, created_at, finished_at)"
-            " SELECT n, 'default', 'acme', 'completed', 1, 1, 0, now(), to_timestamp((:first + n * :day) / 1000.0)"
-            " FROM generate_series(0::bigint, 54) AS n",
-            first=at(-100),
-            day=DAY,
-        )
+        sql(session, outcomes(-100, -46))
         sql(session, "DELETE FROM fairqueue.queue")
         move_clock(session, at(0))
         assert maintain(session) is True
@@ -372,6 +359,16 @@ def clock_of_server(session: Session) -> float:
     now = session.execute(text("SELECT extract(epoch FROM clock_timestamp())")).scalar_one()
     session.commit()
     return float(now)
+
+
+def outcomes(first: int, last: int) -> str:
+    """SQL that writes one of each of these days."""
+    return f"""
+        INSERT INTO fairqueue.history
+            (message_id, queue, channel, outcome, attempt, cost, dequeue_at, created_at, finished_at)
+        SELECT n, 'default', 'acme', 'completed', 1, 1, 0, now(), to_timestamp(({at(first - 1)} + n * {DAY}) / 1000.0)
+        FROM generate_series(1, {last - first + 1}::bigint) AS n
+    """
 
 
 def maintained_after(engine: Engine, session: Session, other: psycopg.Connection) -> None:

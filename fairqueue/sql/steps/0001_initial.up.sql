@@ -2098,8 +2098,8 @@ $$;
 -- How messages ended: one row for each of ids, in the order given, that is neither ready nor leased any more.
 --
 -- Called by who waits for messages. The outcome is that of the last row in history, also where the clock was set back
--- before it; 'dead' also where the queue keeps no history; and null where nothing is known: no history is kept, or no longer, or there never was such a message.
--- Takes no lock.
+-- before it; 'dead' also where the queue keeps no history; and null where nothing is known: no history is kept, or no
+-- longer, or there never was such a message. Takes no lock.
 CREATE FUNCTION message_ending(ids bigint[])
 RETURNS TABLE (id bigint, outcome text, attempt integer, error text, finished_at timestamptz)
 -- Stable: all statements see the same moment, so no message falls between them.
