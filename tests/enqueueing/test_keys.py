@@ -126,6 +126,12 @@ class TestOneIsLive:
         assert (new == id_) is not leased
         replaced = message(session, new)
         assert (replaced.cost, replaced.body, replaced.max_attempts, replaced.backoff) == (2, None, None, None)
+        fields = {"body": b"newer", "cost": 3, "max_attempts": 5, "backoff": 9}
+        assert enqueue(session, "replace", "newer", **fields) == new
+        session.commit()
+        replaced = message(session, new)
+        assert {field: getattr(replaced, field) for field in fields} == fields
+        assert replaced.payload == "newer"
         if leased:  # what runs goes its way, without the key
             running = message(session, id_)
             assert (running.key, running.payload, running.attempt) == (None, "old", 1)

@@ -1,7 +1,8 @@
 """Where random life takes place: two queues with limits, and tables in which is written down what happened.
 
 In the queue `fixed` the limits in CAPS and RATES stay as they are all the time, though the rows that hold them are
-edited, deleted and put back; so they can be checked to the message. In the queue `free` everything changes.
+edited, deleted and put back; so they can be checked to the message. In the queue `free` everything changes. Some of its
+channels have the names of others in `fixed`.
 """
 
 from typing import NamedTuple
@@ -27,7 +28,7 @@ RATES = {"paced": Rate(200), "bursty": Rate(150, 3), "both": Rate(70, 2)}
 
 CHANNELS = {
     "fixed": ("one", "two", "three", "swing", "both", "paced", "bursty", "plain"),
-    "free": ("free0", "free1", "free2", "free3", "bounded"),
+    "free": ("one", "two", "swing", "plain", "bounded"),
 }
 #: Those that have a row in the queue `fixed` all the time.
 WITH_POLICY = tuple(dict.fromkeys([*CAPS, *RATES]))

@@ -203,6 +203,7 @@ UNTOLD = """
     INSERT INTO fairqueue.channel (name, weight) VALUES ('a', 2);
     ALTER TABLE fairqueue.channel ENABLE TRIGGER USER;"""
 BEHIND = "a planned message that its lane is not behind"
+AFTER = "a lane behind a planned message that is not there"
 BEYOND = "a planned message beyond the end of the plan"
 OVERTAKEN = "a planned message that the rotation has passed"
 MISSED = "a planned message that was missed"
@@ -218,6 +219,8 @@ MISSED = "a planned message that was missed"
     (ROTATION.format("lane_tag = lane_tag + 1000000"), "a", "a ready lane before the first one"),
     (ROTATION.format("arrival_tag = 4000000000000000000"), None, "a start of arrivals beyond all lanes"),
     ("DELETE FROM fairqueue.plan", "a", MISSING),
+    ("DELETE FROM fairqueue.plan", "a", AFTER),
+    (LANE.format("planned = tag - 1", "a"), "a", AFTER),
     (f"DO $$ BEGIN DELETE FROM fairqueue.plan; {UNTOLD} END $$", "a", MISSING),
     ("UPDATE fairqueue.plan SET tags = array_fill(-1::bigint, ARRAY[cardinality(tags)])", "a", OVERTAKEN),
     ("INSERT INTO fairqueue.missed SELECT queue, turn - 1, place FROM fairqueue.rotation", None, MISSED),

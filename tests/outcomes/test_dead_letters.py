@@ -95,6 +95,10 @@ class TestKept:
             "first_leased_at": moments[1],
             "died_at": moments[2],
         }
+        session.execute(fq.redrive(id_))
+        message = session.get_one(fq.Message, id_)
+        kept.pop("died_at")
+        assert {key: getattr(message, key) for key in kept} == kept
 
     def test_error_of_an_earlier_attempt(self, session: Session) -> None:
         """Stays where the last one says nothing."""

@@ -53,6 +53,12 @@ class TestPartitions:
         for _ in range(32):
             complete(session, lease_of(session))
         assert set(partitions(session)) >= {name(day) for day in range(8)}
+        move_clock(session, at(1, 0))
+        lease_of(session)
+        assert name(8) in partitions(session), "each day"
+        move_clock(session, at(40))
+        lease_of(session)
+        assert partitions(session) == [name(day) for day in range(40, 48)], "and what is too old goes"
 
     def test_what_no_partition_has_room_for(self, session: Session, day_0: None) -> None:
         """Goes to history_default, and to the day's partition when that is made."""
@@ -314,6 +320,12 @@ class TestInNobodysWay:
         for _ in range(40):
             assert complete(session, lease_of(session)) == ["completed"]
         assert set(places(session).values()) == {"history_default"}
+        other.rollback()
+        lease_of(session)
+        assert partitions(session) == []
+        move_clock(session, at(0) + 600_000)
+        lease_of(session)
+        assert set(places(session).values()) == {name(0)}, "ten minutes later it is tried again"
 
     def test_what_can_t_be_done_is_a_warning(self, session: Session, other: psycopg.Connection, day_0: None) -> None:
         move_clock(session, at(-40))

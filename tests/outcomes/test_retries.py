@@ -316,6 +316,18 @@ class TestLeasesThatUsersSet:
         session.commit()
         assert [message.attempt for message in lease_of(session, 10)] == [2]
 
+    def test_of_another_queue(self, session: Session) -> None:
+        """It is for those who dequeue from that one, whose policy it goes by."""
+        session.add(fq.Queue("strict", max_attempts=1))
+        put(session, "acme", queue="strict")
+        (id_,) = put(session, "acme", queue="lenient")
+        for queue in ("strict", "lenient"):
+            expire(session, [message.id for message in lease_of(session, queue=queue)])
+        assert lease_of(session, 10, queue="strict") == []
+        assert session.scalars(text("SELECT queue FROM fairqueue.dead_message")).all() == ["strict"]
+        session.commit()
+        assert [(message.id, message.attempt) for message in lease_of(session, 10, queue="lenient")] == [(id_, 2)]
+
     def test_copied_into_several_queues(self, session: Session) -> None:
         """By one statement: of each lease its own queue is told, which knows of no earlier one."""
         for queue in ("a", "b"):

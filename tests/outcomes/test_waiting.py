@@ -170,6 +170,17 @@ class TestEndings:
         session.commit()
         assert fq.wait_for(engine, id_, timeout=0).outcome == "completed"
 
+    def test_that_ended_twice_in_one_attempt(self, engine: Engine, session: Session) -> None:
+        """Dead, put back, and cancelled before it was tried again."""
+        stop_clock(engine, NOW)
+        (id_,) = put(session, "acme", max_attempts=1)
+        session.execute(fq.fail(lease_of(session)))
+        session.execute(fq.redrive(id_))
+        move_clock(session, NOW + 1)
+        session.execute(fq.cancel(id_))
+        session.commit()
+        assert fq.wait_for(engine, id_, timeout=0).outcome == "cancelled"
+
     def test_of_entities(self, engine: Engine, session: Session) -> None:
         """They are not read again, as their rows are gone."""
         message = fq.enqueue(session, "acme")

@@ -2,6 +2,7 @@
 
 import itertools
 from collections import Counter, deque
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg
@@ -12,10 +13,12 @@ from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
-from tests.acts import clear, lease_of, put, sql
+from tests.acts import alter, clear, lease_of, put, sql, wait_until
 from tests.fixtures.connections import Raw
 from tests.invariants import check_invariants
-from tests.observing import buffers, value
+from tests.limiting import limit_queue
+from tests.observing import buffers, observer, value, waits_for_a_lock
+from tests.scheduling.taking import dequeue, fill, finish, plan_once
 
 pytestmark = pytest.mark.shared_database
 
@@ -61,6 +64,39 @@ def test_many_are_passed_over_in_one_go(session: Session, other: psycopg.Connect
     other.rollback()
     assert [message.id for message in lease_of(session, 1)] == acme[:1]
     check_invariants(session.connection())
+
+
+@pytest.mark.shared_database(False)
+@pytest.mark.parametrize(
+    ("served_by", "condition"),
+    [("scheduler_serve_heads", "l.queue = r.queue AND l.due = 0"), ("scheduler_serve_plan", "p.queue = r.queue AND")],
+)
+def test_one_that_is_edited_within_the_statement(
+    engine: Engine, session: Session, raw: Raw, database_url: str, served_by: str, condition: str
+) -> None:
+    """After its snapshot, before it locks. What is another channel's by then is that one's, which is paused; the batch
+    is full all the same, and what counts is what is leased.
+    """
+    limit_queue(session, max_concurrency=10_000)
+    session.execute(fq.pause(channel="paused"))
+    fill(session)
+    if served_by == "scheduler_serve_plan":
+        plan_once(session)
+    alter(engine, served_by, condition, f"(SELECT true FROM pg_advisory_xact_lock_shared(42)) AND {condition}")
+    gate, worker, watching = raw(database_url), raw(database_url), observer(raw, database_url)
+    gate.execute("SELECT pg_advisory_lock(42)")
+    with ThreadPoolExecutor(1) as pool:
+        serving = pool.submit(dequeue, worker, 6)
+        wait_until(lambda: waits_for_a_lock(watching, worker))
+        moved = "UPDATE fairqueue.message SET channel = 'paused' WHERE leased_until IS NULL AND channel IN ('a', 'c')"
+        sql(session, moved)
+        gate.execute("SELECT pg_advisory_unlock(42)")
+        served = serving.result()
+    assert len(served) == 6
+    worker.commit()
+    assert {session.get_one(fq.Message, id_).channel for id_ in served} == {*"bdef"}
+    session.execute(fq.resume(channel="paused"))
+    finish(session, [worker], served)
 
 
 @pytest.mark.shared_database(False)

@@ -59,6 +59,24 @@ def test_an_old_transaction_slows_nothing_down(raw: Raw, database_url: str, begi
     old.execute("COMMIT")
 
 
+def test_nor_where_nothing_is_planned(raw: Raw, database_url: str) -> None:
+    """Each dequeue takes several messages of each lane, and writes it."""
+    old, connection = raw(database_url), raw(database_url)
+    connection.autocommit = True
+    without_autovacuum(connection)
+    connection.execute("SELECT fairqueue.queue_set('default', channel_max_concurrency => 1000)")
+    pass_through(connection, 20, 1000)
+    connection.execute(PASSING, (20, 1000))
+    old.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+    old.execute("SELECT 1")
+    start = least(connection, 100)
+    for _ in range(200):
+        connection.execute(PASSING, (20, 100))
+        connection.execute("SELECT * FROM fairqueue.message_complete(%s, %s)", leases(connection, 100))
+    assert least(connection, 100) <= 1.5 * start + 100
+    assert value(connection, "SELECT count(*) FROM fairqueue.plan") == 0
+
+
 def test_a_lease_that_is_held_slows_nothing_down(raw: Raw, database_url: str) -> None:
     """It ran out while an open transaction has completed it. Now and then a dequeue looks, but not each of them."""
     old, connection = raw(database_url), raw(database_url)

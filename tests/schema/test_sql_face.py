@@ -313,3 +313,8 @@ class TestChannelSet:
 
 def test_schema_version(sql: Query) -> None:
     assert value(sql, "SELECT schema_version()") == schema.HEAD
+
+
+def test_the_clock_goes_on_within_a_statement(sql: Query) -> None:
+    """What comes after a wait is later than its statement."""
+    assert value(sql, "SELECT count(DISTINCT clock()) > 1 FROM generate_series(1, 10000)")
