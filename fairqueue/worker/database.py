@@ -37,7 +37,7 @@ from fairqueue.schema import verify
 from .logs import log
 from .threads import Threads
 
-__all__ = ["CLOSING", "LONGEST", "Database", "backoff", "in_a_line", "not_durable", "place"]
+__all__ = ["CLOSING", "LONGEST", "Database", "backoff", "impatient", "in_a_line", "not_durable", "place"]
 
 T = TypeVar("T")
 
@@ -169,7 +169,20 @@ def not_durable(statement: Any) -> Any:
 
     Not for what became of messages. A lease that is lost with the server is a redelivery, no more.
     """
-    local = func.set_config("synchronous_commit", "off", True).table_valued("value", joins_implicitly=True)
+    return _with(statement, "synchronous_commit", "off")
+
+
+def impatient(statement: Any, seconds: float) -> Any:
+    """The statement, in a transaction that waits no longer than that for what somebody else has locked.
+
+    :raises sqlalchemy.exc.DBAPIError: lock_not_available, when it is sent.
+    """
+    return _with(statement, "lock_timeout", f"{round(seconds * 1000)}ms")
+
+
+def _with(statement: Any, setting: str, value: str) -> Any:
+    # A row beside the thousand that a function is taken to return: so it is what the plan begins with.
+    local = func.set_config(setting, value, True).table_valued("value", joins_implicitly=True)
     return statement.select_from(local)
 
 

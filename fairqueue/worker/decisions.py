@@ -28,6 +28,8 @@ from fairqueue.consuming import cancel, complete, defer, error_text, fail
 from fairqueue.leases import LeasedMessage, Outcome
 from fairqueue.payloads import json_text
 
+from .database import impatient
+
 if TYPE_CHECKING:
     from fairqueue.consuming import Results
 
@@ -146,6 +148,14 @@ class Defer(Decision):
 COMPLETE = Decision()
 
 
-def apply(session: Session, decision: Decision, messages: list[Message]) -> list[Outcome]:
-    """Send a decision to the database; the caller commits. Returns what happened to each message, in that order."""
-    return [Outcome(row.result) for row in session.execute(decision.statement(messages), bind_arguments=BIND)]
+def apply(
+    session: Session, decision: Decision, messages: list[Message], *, patience: float | None = None
+) -> list[Outcome]:
+    """Send a decision to the database; the caller commits. Returns what happened to each message, in that order.
+
+    :param patience: seconds to wait for messages that somebody else has locked; None: as long as the session does.
+    """
+    statement = decision.statement(messages)
+    if patience is not None:
+        statement = impatient(statement, patience)
+    return [Outcome(row.result) for row in session.execute(statement, bind_arguments=BIND)]

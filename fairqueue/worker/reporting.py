@@ -1,9 +1,19 @@
-"""The reporter of a run: it sends to the database what became of messages, in batches of all that came meanwhile."""
+"""The reporter of a run: it sends to the database what became of messages, in batches of all that came meanwhile.
+
+A message that somebody else has locked in an open transaction, such as one that cancels a tenant's work, keeps none of
+the others: it is set aside, and tried again twice a second.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
+from time import monotonic
 
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
+
+from fairqueue.errors import FairqueueError, sqlstate
 from fairqueue.leases import Outcome
 
 from .database import Database
@@ -12,6 +22,16 @@ from .jobs import Job, Signal
 from .logs import log
 
 __all__ = ["Reporter"]
+
+#: Seconds that a report waits for what somebody else has locked; and then each message of it, by itself.
+_A_WHILE, _BRIEFLY = 0.25, 0.01
+#: Seconds between two tries of those that are still locked, and how many of them are found so each time.
+_PAUSE, _TRIES = 0.5, 10
+_LOCK_NOT_AVAILABLE = "55P03"
+
+
+class _Locked(FairqueueError):
+    """Somebody else has locked one of the messages."""
 
 
 class Reporter:
@@ -27,6 +47,9 @@ class Reporter:
         self.decisions: dict[int, tuple[Decision, list[Job]]] = {}
         #: Those that are decided, until it is in the database.
         self.unreported: set[Job] = set()
+        #: Those of them that somebody else has locked.
+        self.locked: deque[tuple[Decision, Job]] = deque()
+        self.again_at = 0.0
         self.news = Signal()
 
     def add(self, job: Job, decision: Decision) -> None:
@@ -36,38 +59,64 @@ class Reporter:
 
     async def run(self) -> None:
         while True:
-            await self.news.wait()
+            await self.news.wait(_PAUSE if self.locked else float("inf"))
             batch, self.decisions = self.decisions, {}
             for decision, jobs in batch.values():
                 try:
                     await self.send(decision, jobs)
                 except Exception:  # noqa: BLE001 - one that can't be sent doesn't keep the others from it
                     for job in jobs:
-                        await self.send_alone(decision, job)
+                        if not await self.send_alone(decision, job):
+                            log.warning("%s: somebody has it locked, so its end is reported later", job)
+            if self.locked and monotonic() >= self.again_at:
+                await self.send_again()
+                self.again_at = monotonic() + _PAUSE
 
-    async def send_alone(self, decision: Decision, job: Job) -> None:
+    async def send_again(self) -> None:
+        """What was locked, until as many still are as cost others little time."""
+        tries = _TRIES
+        for _ in range(len(self.locked)):
+            tries -= not await self.send_alone(*self.locked.popleft())
+            if tries == 0:
+                break
+
+    async def send_alone(self, decision: Decision, job: Job) -> bool:
+        """False: somebody has it locked, and it is set aside."""
         try:
             try:
-                await self.send(decision, [job])
+                await self.send(decision, [job], _BRIEFLY)
+            except _Locked:
+                raise
             except Exception:
                 # In a database that isn't UTF-8 it may be the reason, which must not hide why the handler failed.
                 if (in_ascii := decision.in_ascii()) is None:
                     raise
-                await self.send(in_ascii, [job])
+                await self.send(in_ascii, [job], _BRIEFLY)
+        except _Locked:
+            self.locked.append((decision, job))
+            return False
         except Exception:  # noqa: BLE001 - whatever it is, the others don't wait for it
             log.exception("%s can't be reported, and comes back when its lease is over", job)
             self.done(job, decision, None)
+        return True
 
-    async def send(self, decision: Decision, jobs: list[Job]) -> None:
+    async def send(self, decision: Decision, jobs: list[Job], patience: float = _A_WHILE) -> None:
         """Report all that have the very same decision, in one statement.
 
         It locks them in the order of their ids. With several in one transaction it could come to a deadlock with
         somebody who cancels many.
         """
         messages = [job.message for job in jobs]
-        outcomes = await self.database.insist(
-            "report how messages ended", lambda session: apply(session, decision, messages), alone=True, patience=3
-        )
+
+        def report(session: Session) -> list[Outcome]:
+            try:
+                return apply(session, decision, messages, patience=patience)
+            except DBAPIError as error:
+                if sqlstate(error.orig) == _LOCK_NOT_AVAILABLE:
+                    raise _Locked from error
+                raise
+
+        outcomes = await self.database.insist("report how messages ended", report, alone=True, patience=3)
         for job, outcome in zip(jobs, outcomes or [], strict=True):
             self.done(job, decision, outcome)
 

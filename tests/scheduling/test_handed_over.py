@@ -21,6 +21,8 @@ from tests.scheduling.test_tickets import give_all_away
 
 pytestmark = [pytest.mark.usefixtures("clock_that_stands"), pytest.mark.shared_database]
 
+Dicts = psycopg.Connection[dict[str, Any]]
+
 #: Every column says something else. The third of each channel was tried as often as can be counted.
 ALL_OF_IT = """
     INSERT INTO fairqueue.message (channel, key, payload, body, dequeue_at, cost, max_attempts, backoff, attempt,
@@ -66,21 +68,26 @@ WAYS = {
 }
 
 
-def messages(connection: psycopg.Connection[dict[str, Any]]) -> dict[int, dict[str, Any]]:
+def messages(connection: Dicts) -> dict[int, dict[str, Any]]:
     return {row["id"]: row for row in connection.execute("SELECT * FROM fairqueue.message").fetchall()}
 
 
-def calls(connection: psycopg.Connection[dict[str, Any]]) -> Counter[str]:
+def calls(connection: Dicts) -> Counter[str]:
     return Counter({row["funcname"]: row["calls"] for row in connection.execute(CALLS).fetchall()})
+
+
+@pytest.fixture
+def connection(raw: Raw, database_url: str) -> Dicts:
+    connection: Any = raw(database_url)
+    connection.execute("SET track_functions = 'all'")
+    connection.row_factory = dict_row
+    return connection
 
 
 @pytest.mark.parametrize(("prepare", "size", "ways"), WAYS.values(), ids=WAYS)
 def test_all_of_it(
-    session: Session, raw: Raw, database_url: str, prepare: Callable[[Session], None], size: int, ways: list[str]
+    session: Session, connection: Dicts, prepare: Callable[[Session], None], size: int, ways: list[str]
 ) -> None:
-    connection = raw(database_url)
-    connection.row_factory = dict_row
-    connection.execute("SET track_functions = 'all'")
     prepare(session)
     now = EPOCH + timedelta(milliseconds=NOW)
     batch: list[dict[str, Any]] = []

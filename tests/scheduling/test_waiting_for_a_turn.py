@@ -6,7 +6,6 @@ from datetime import timedelta
 
 import psycopg
 import pytest
-from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 import fairqueue as fq
@@ -51,9 +50,7 @@ def much_is_planned(session: Session) -> None:
 
 
 @pytest.mark.parametrize("prepare", [nothing_is_planned, much_is_planned])
-def test_a_lease_begins_then(
-    session: Session, dequeue_that_waits: Waiting, prepare: Callable[[Session], None]
-) -> None:
+def test_a_lease_begins_then(session: Session, dequeue_that_waits: Waiting, prepare: Callable[[Session], None]) -> None:
     prepare(session)
     served = dequeue_that_waits(lambda _: move_clock(session, NOW + 5000))
     leases = [session.get_one(fq.Message, id_) for id_ in served]

@@ -7,7 +7,8 @@ from typing import Any
 
 import anyio
 import pytest
-from sqlalchemy import Connection, Engine, create_engine, event, insert, make_url, select, text
+from sqlalchemy import Connection, Engine, cast, create_engine, event, func, insert, make_url, select, text
+from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.exc import DataError, DBAPIError, InterfaceError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
@@ -114,7 +115,7 @@ def test_a_decision_beyond_a_limit_of_the_server(kind: str, session: Session, wo
 
     class TooComplex(fq.Retry):
         def statement(self, leases: Any) -> Any:
-            return text("DO $$ BEGIN RAISE SQLSTATE '54001'; END $$")
+            return select(cast(func.repeat("[", 1_000_000), JSONB).label("result"))
 
     put(session, "bad", payload="bad")
 
@@ -122,7 +123,7 @@ def test_a_decision_beyond_a_limit_of_the_server(kind: str, session: Session, wo
         return TooComplex() if message.payload == "bad" else None
 
     app = worker_of(kind, body, lease=3600)
-    with statements(app.engine, "54001") as sent, app:
+    with statements(app.engine, "repeat") as sent, app:
         wait_until(lambda: sent)
         put(session, "acme", 3)
         assert wait_for_endings(session, 3) == {"completed": 3}

@@ -150,32 +150,22 @@ def test_one_that_is_lost(session: Session, worker_of: WorkerOf, caplog: pytest.
 @pytest.mark.parametrize("prefetch", [0, 1])
 @pytest.mark.parametrize("kind", ["plain", "async"])
 def test_a_report_that_takes_long(
-    kind: str, prefetch: int, session: Session, engine: Engine, worker_of: WorkerOf
+    kind: str, prefetch: int, session: Session, worker_of: WorkerOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Meanwhile as many more begin as there are places; and then no more, as what isn't reported may be done again."""
     ids = put(session, "acme", 6)
     places = 1 + prefetch
-    begun, go = threading.Event(), threading.Event()
     began: list[int] = []
-
-    def body(message: Any, _: Any) -> None:
-        began.append(message.id)
-        begun.set()
-        if message.id == ids[0]:
-            go.wait(30)
-
-    app = worker_of(kind, body, concurrency=1, prefetch=prefetch, poll=RARELY)
-    with app, Session(engine) as holder:
-        assert begun.wait(30)
-        holder.execute(select(fq.Message.id).where(fq.Message.id == ids[0]).with_for_update())
-        go.set()
+    report = held_reports(monkeypatch)
+    app = worker_of(kind, lambda message, _: began.append(message.id), concurrency=1, prefetch=prefetch, poll=RARELY)
+    with app:
         wait_until(lambda: began == ids[: 2 * places])
         run = app._run
         assert run is not None
         wait_until(lambda: len(run.reporter.unreported) == 2 * places)
         assert run.free() == 0
         assert leased(session) == 2 * places
-        holder.rollback()
+        report.set()
         assert wait_for_endings(session, 6) == {"completed": 6}
     assert began == ids
 
