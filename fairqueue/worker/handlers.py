@@ -262,24 +262,34 @@ def _takes_session(function: Callable[..., Any]) -> bool:
         raise InvalidValue(f"a handler must be a function that returns, not {function!r}, which yields")
     try:
         signature = _signature(function)
+        # What a decorator puts in its place may take less, as where it opens the session itself.
+        called = _signature(function, follow_wrapped=False)
     except (TypeError, ValueError) as error:
         raise InvalidValue(f"a handler must be a function of (message) or (message, session): {error}") from None
+    if not (_takes(called, 1) and _takes(called, 2)):
+        signature = called
     for arguments in (2, 1):
-        try:
-            signature.bind(*(None,) * arguments)
-        except TypeError:
+        if not _takes(signature, arguments):
             continue
-        if _says_session(next(iter(signature.parameters.values()))):
+        if _is_no_message(next(iter(signature.parameters.values()))):
             break
         return arguments == 2 and _is_for_a_session(signature)
     name = getattr(function, "__qualname__", repr(function))
     raise InvalidValue(f"a handler must be a function of (message) or (message, session), not {name}{signature}")
 
 
-def _says_session(parameter: inspect.Parameter) -> bool:
-    """Whether it is meant for one by its name, or by its type, which may be text."""
+def _takes(signature: inspect.Signature, arguments: int) -> bool:
+    try:
+        signature.bind(*(None,) * arguments)
+    except TypeError:
+        return False
+    return True
+
+
+def _is_no_message(parameter: inspect.Parameter) -> bool:
+    """Whether it is meant for a session by its name, or by its type, which may be text; or for a method's object."""
     type_ = getattr(parameter.annotation, "__name__", parameter.annotation)
-    return parameter.name == "session" or str(type_).rpartition(".")[2] in {"Session", "AsyncSession"}
+    return parameter.name in {"session", "self", "cls"} or str(type_).rpartition(".")[2] in {"Session", "AsyncSession"}
 
 
 def _is_for_a_session(signature: inspect.Signature) -> bool:

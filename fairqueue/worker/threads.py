@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import contextvars
 import queue
+import sys
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -39,7 +40,11 @@ class Threads:
         future: asyncio.Future[T] = self._loop.create_future()
         if self._free > 0 or not self._start():
             self._free -= 1
-        self._calls.put((contextvars.copy_context(), function, future))
+        context = contextvars.copy_context()
+        if sniffio := sys.modules.get("sniffio"):
+            # There is no event loop in the thread: whoever wants one there, such as anyio.run(), must not think so.
+            context.run(sniffio.current_async_library_cvar.set, None)
+        self._calls.put((context, function, future))
         return await future
 
     def _start(self) -> bool:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from functools import partial
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -107,9 +107,10 @@ def test_what_is_no_handler(engine: Engine) -> None:
 
     def other_way_round(session: Session, message: Any) -> None: ...
     def of_a_session(session: Any) -> None: ...
+    def of_a_class(self: Any, message: Any) -> None: ...
     async def in_words(db: "AsyncSession", message: Any) -> None: ...
 
-    for each in (other_way_round, of_a_session, in_words):
+    for each in (other_way_round, of_a_session, of_a_class, in_words):
         name = f"test_what_is_no_handler.<locals>.{each.__name__}"
         with pytest.raises(fq.InvalidValue, match=rf"^a handler must be .*\(message, session\), not {name}\("):
             fq.Worker(engine).handler(each)
@@ -139,6 +140,20 @@ def test_who_gets_a_session() -> None:
     takes |= {passes_on: True, rest: True, asynchronous: False, partial(setting, limit=5): False}
     for function, expected in takes.items():
         assert Handler(function).takes_session == expected, function
+
+
+def test_a_decorator_that_opens_the_session() -> None:
+    """What is called takes less than the function that it says to be."""
+
+    def work(message: Any, session: Any) -> None: ...
+
+    @wraps(work)
+    def opens_one(message: Any) -> None: ...
+    @wraps(work)
+    def passes_on(*args: Any) -> None: ...
+
+    assert not Handler(opens_one).takes_session
+    assert Handler(passes_on).takes_session
 
 
 @pytest.mark.skipif(sys.version_info < (3, 14), reason="before, types are evaluated with the def")

@@ -1,10 +1,13 @@
 """The threads of a worker: as many as are needed at a time, and whatever happens in one is told to who waits for it."""
 
 import asyncio
+import sys
 import threading
 import weakref
 from collections.abc import AsyncIterator
+from contextvars import ContextVar
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
@@ -46,6 +49,15 @@ async def test_they_keep_nothing(threads: Threads) -> None:
     await threads.run(partial(id, given))
     del given
     wait_until(lambda: kept() is None)
+
+
+async def test_they_run_no_event_loop(threads: Threads, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor say so to sniffio, which anyio, trio and httpx ask, where it is installed."""
+    current: ContextVar[str | None] = ContextVar("current", default=None)
+    monkeypatch.setitem(sys.modules, "sniffio", SimpleNamespace(current_async_library_cvar=current))
+    current.set("asyncio")
+    assert await threads.run(current.get) is None
+    assert current.get() == "asyncio"
 
 
 @pytest.mark.parametrize("error", [ValueError, SystemExit, KeyboardInterrupt])
