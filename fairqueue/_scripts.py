@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy.dialects.postgresql import dialect as postgresql_dialect
 
-__all__ = ["STEPS", "head", "literal", "quote", "split", "step"]
+__all__ = ["STEPS", "head", "literal", "oid", "quote", "split", "step", "within"]
 
 _SQL = files("fairqueue") / "sql"
 STEPS = {1: "0001_initial"}
@@ -51,3 +51,45 @@ def split(script: str) -> Iterator[str]:
         if token.group() == ";":
             yield script[start : token.start()].strip()
             start = token.end()
+
+
+def within(schema: str, scripts: list[str]) -> Iterator[str]:
+    """Run scripts with the search_path set to ``schema``, and the caller's put back afterwards.
+
+    With what they make, others may do nothing that they don't say: not what the owner's ALTER DEFAULT PRIVILEGES would
+    let them, which are meant for the application's tables.
+    """
+    path = literal(f"{quote(schema)}, pg_temp")
+    yield "SELECT set_config('fairqueue.search_path', current_setting('search_path'), false)"
+    yield f"SELECT set_config('search_path', {path}, false)"
+    yield (
+        "SELECT set_config('fairqueue.objects', coalesce(string_agg(o.oid::text, ','), ''), false)"
+        f" FROM {_objects(schema)} o"
+    )
+    for script in scripts:
+        yield from split(script)
+    yield (
+        "DO $fq$ DECLARE taken text; BEGIN FOR taken IN SELECT format('REVOKE ALL ON %s FROM %s', o.name,"
+        " CASE WHEN a.grantee = 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END)"
+        f" FROM {_objects(schema)} o CROSS JOIN LATERAL aclexplode(o.acl) a"
+        " WHERE a.grantee <> o.owner AND NOT (o.is_function AND a.grantee = 0)"
+        " AND o.oid::text <> ALL (string_to_array(current_setting('fairqueue.objects'), ','))"
+        " LOOP EXECUTE taken; END LOOP; END $fq$"
+    )
+    yield "SELECT set_config('search_path', current_setting('fairqueue.search_path'), false)"
+
+
+def _objects(schema: str) -> str:
+    """What is in the schema, and who may do what with it."""
+    return (
+        "(SELECT c.oid, CASE c.relkind WHEN 'S' THEN 'SEQUENCE ' ELSE 'TABLE ' END || c.oid::regclass AS name,"
+        " c.relowner AS owner, c.relacl AS acl, false AS is_function FROM pg_catalog.pg_class c"
+        f" WHERE c.relnamespace = {oid(schema)} AND c.relkind IN ('r', 'p', 'S')"
+        " UNION ALL SELECT p.oid, 'FUNCTION ' || p.oid::regprocedure, p.proowner, p.proacl, true"
+        f" FROM pg_catalog.pg_proc p WHERE p.pronamespace = {oid(schema)})"
+    )
+
+
+def oid(schema: str) -> str:
+    """The schema in the catalog, as an expression."""
+    return f"to_regnamespace({literal(quote(schema))})"

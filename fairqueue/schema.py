@@ -23,13 +23,13 @@ Everything here returns or runs plain statements; nothing needs Alembic.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from sqlalchemy import Connection, CursorResult, Dialect, text
 
 from ._checks import UNSTORABLE
-from ._scripts import head, literal, quote, split, step
+from ._scripts import head, literal, oid, quote, step, within
 from .errors import InvalidValue, SchemaVersionError
 
 __all__ = [
@@ -47,6 +47,7 @@ __all__ = [
     "install_sql",
     "installed_version",
     "literal",
+    "lock",
     "lock_sql",
     "mismatch",
     "quote",
@@ -102,6 +103,13 @@ _OTHER_PATH = text("""
         AND NOT starts_with(c.setting, 'search_path=' || :quoted || ',')
     LIMIT 1""")
 
+# A setting that is gone with the transaction, so in AUTOCOMMIT with the statement.
+_BEGIN = text("SELECT set_config('fairqueue.begun', 'yes', true)")
+_HAS_BEGUN = text("SELECT current_setting('fairqueue.begun', true) IS NOT DISTINCT FROM 'yes'")
+
+# Reserved in PostgreSQL, as SQLAlchemy doesn't know.
+_UNQUOTED = {"collation", "concurrently", "lateral", "system_user", "tablesample"}
+
 # A table of which the queue learns nothing: as a restore of the data alone leaves it that broke off.
 _SILENT = text("""
     SELECT c.relname
@@ -122,7 +130,7 @@ def install_sql(schema: str = DEFAULT_SCHEMA) -> list[str]:
 
     :raises InvalidValue: if the name of the schema can't be one.
     """
-    return [*_create_schema(schema), *_within(schema, head())]
+    return [*_create_schema(schema), *within(schema, head())]
 
 
 def upgrade_sql(schema: str, start: int, end: int) -> list[str]:
@@ -136,7 +144,7 @@ def upgrade_sql(schema: str, start: int, end: int) -> list[str]:
     _check_versions(start, end)
     scripts = [step(version, "up") for version in range(start + 1, end + 1)]
     first = [lock_sql(schema), _as_owner(schema)] if start else _create_schema(schema)
-    return [*first, *_within(schema, scripts)]
+    return [*first, *within(schema, scripts)]
 
 
 def downgrade_sql(schema: str, start: int, end: int) -> list[str]:
@@ -150,7 +158,7 @@ def downgrade_sql(schema: str, start: int, end: int) -> list[str]:
     _check_versions(end, start)
     scripts = [step(version, "down") for version in range(start, end, -1)]
     last = [] if end else [_drop_schema(schema)]
-    return [lock_sql(schema), *([_as_owner(schema)] if end else []), *_within(schema, scripts), *last]
+    return [lock_sql(schema), *([_as_owner(schema)] if end else []), *within(schema, scripts), *last]
 
 
 def lock_sql(schema: str) -> str:
@@ -160,6 +168,20 @@ def lock_sql(schema: str) -> str:
     before it decides.
     """
     return f"SELECT pg_advisory_xact_lock(hashtextextended({literal('fairqueue:' + schema)}, 0))"
+
+
+def lock(connection: Connection, schema: str) -> None:
+    """Keep other installs, upgrades and downgrades of ``schema`` out until the commit.
+
+    :raises InvalidValue: where each statement is committed by itself, so that an error would leave half a queue.
+    """
+    run(connection, lock_sql(schema))
+    connection.execute(_BEGIN)
+    if not connection.scalar(_HAS_BEGUN):
+        raise InvalidValue(
+            "connection must be in a transaction, not in AUTOCOMMIT, in which an error would leave half a queue: take"
+            " one of isolation level READ COMMITTED, and in a revision no autocommit_block()"
+        )
 
 
 def schema_of(options: Mapping[str, Any]) -> str:
@@ -268,12 +290,12 @@ def install(connection: Connection, schema: str | None = None) -> None:
 
     :param schema: that of the connection (:func:`fairqueue.in_schema`) unless given; it is created where there is none.
     :raises SchemaVersionError: as :func:`verify`, when another version is there.
-    :raises InvalidValue: for what is no connection, or one to another database than PostgreSQL, and if the name of the
-        schema can't be one.
+    :raises InvalidValue: for what is no connection, or one to another database than PostgreSQL or in AUTOCOMMIT, and if
+        the name of the schema can't be one.
     """
     schema = chosen(connection, schema)
     check_dialect(connection.dialect)
-    run(connection, lock_sql(schema))
+    lock(connection, schema)
     if installed_version(connection, schema) == 0:
         for statement in install_sql(schema):
             run(connection, statement)
@@ -289,7 +311,7 @@ def uninstall(connection: Connection, schema: str | None = None) -> None:
     """
     schema = chosen(connection, schema)
     check_dialect(connection.dialect)
-    run(connection, lock_sql(schema))
+    lock(connection, schema)
     for statement in downgrade_sql(schema, installed_version(connection, schema), 0):
         run(connection, statement)
 
@@ -326,7 +348,7 @@ def close_sql(schema: str) -> str:
     names = re.findall(r"^REVOKE EXECUTE ON FUNCTION (\w+) FROM PUBLIC;", "\n".join(head()), re.MULTILINE)
     return (
         "DO $fq$ DECLARE f regprocedure; BEGIN FOR f IN SELECT p.oid FROM pg_catalog.pg_proc p"
-        f" WHERE p.pronamespace = {_oid(schema)} AND p.proname = ANY ('{{{','.join(names)}}}')"
+        f" WHERE p.pronamespace = {oid(schema)} AND p.proname = ANY ('{{{','.join(names)}}}')"
         " AND has_function_privilege('public', p.oid, 'EXECUTE')"
         " LOOP EXECUTE format('REVOKE EXECUTE ON FUNCTION %s FROM PUBLIC', f); END LOOP; END $fq$"
     )
@@ -340,24 +362,14 @@ def _check_versions(low: int, high: int) -> None:
         )
 
 
-def _within(schema: str, scripts: list[str]) -> Iterator[str]:
-    """Run scripts with the search_path set to ``schema``, and the caller's put back afterwards."""
-    path = literal(f"{quote(schema)}, pg_temp")
-    yield "SELECT set_config('fairqueue.search_path', current_setting('search_path'), false)"
-    yield f"SELECT set_config('search_path', {path}, false)"
-    for script in scripts:
-        yield from split(script)
-    yield "SELECT set_config('search_path', current_setting('fairqueue.search_path'), false)"
-
-
 def _create_schema(schema: str) -> list[str]:
     check_schema_name(schema)
     # The comment marks a schema as ours to drop; one that was there before is left in place.
     # In one where everybody may create functions, everybody could have ours run them, with the rights of the owner.
     create = (
-        f"DO $fq$ BEGIN IF {_oid(schema)} IS NULL THEN CREATE SCHEMA {quote(schema)};"
+        f"DO $fq$ BEGIN IF {oid(schema)} IS NULL THEN CREATE SCHEMA {quote(schema)};"
         f" COMMENT ON SCHEMA {quote(schema)} IS 'fairqueue';"
-        f" ELSIF has_schema_privilege('public', {_oid(schema)}, 'CREATE') THEN RAISE insufficient_privilege USING"
+        f" ELSIF has_schema_privilege('public', {oid(schema)}, 'CREATE') THEN RAISE insufficient_privilege USING"
         f" MESSAGE = {literal(f'everybody may create objects in schema {quote(schema)}, which the queue would run')},"
         " HINT = 'Choose a schema of its own for the queue, or revoke CREATE on this one from PUBLIC.';"
         " END IF; END $fq$"
@@ -369,7 +381,7 @@ def _as_owner(schema: str) -> str:
     """What another role makes would be its own: the queue's functions, which run as their owner, couldn't use it."""
     return (
         f"DO $fq$ DECLARE owner CONSTANT name := (SELECT pg_get_userbyid(p.proowner) FROM pg_catalog.pg_proc p"
-        f" WHERE p.pronamespace = {_oid(schema)} AND p.proname = 'schema_version' AND p.pronargs = 0);"
+        f" WHERE p.pronamespace = {oid(schema)} AND p.proname = 'schema_version' AND p.pronargs = 0);"
         " BEGIN IF owner <> current_user THEN RAISE insufficient_privilege USING"
         f" MESSAGE = format('the queue in schema %s belongs to role %I, not to %I', {literal(quote(schema))}, owner,"
         " current_user), HINT = format('Migrate as that role, or SET ROLE %I before.', owner); END IF; END $fq$"
@@ -378,14 +390,10 @@ def _as_owner(schema: str) -> str:
 
 def _drop_schema(schema: str) -> str:
     return (
-        f"DO $fq$ BEGIN IF obj_description({_oid(schema)}, 'pg_namespace') = 'fairqueue'"
+        f"DO $fq$ BEGIN IF obj_description({oid(schema)}, 'pg_namespace') = 'fairqueue'"
         f" THEN DROP SCHEMA {quote(schema)}; END IF;"
         " EXCEPTION WHEN dependent_objects_still_exist THEN NULL; END $fq$"
     )
-
-
-def _oid(schema: str) -> str:
-    return f"to_regnamespace({literal(quote(schema))})"
 
 
 def check_schema_name(schema: object) -> None:
@@ -397,3 +405,5 @@ def check_schema_name(schema: object) -> None:
         or not 1 <= len(schema.encode()) <= 63
     ):
         raise InvalidValue(f"schema must be a name of 1 to 63 bytes, not {schema!r}")
+    if schema in _UNQUOTED or schema.endswith("\n"):
+        raise InvalidValue(f"schema must be a name that SQLAlchemy quotes where PostgreSQL needs it, not {schema!r}")

@@ -57,6 +57,11 @@ ever find the key that it looks for.
 **Two applications on one database**: let one history own the queue, and attach it in the other one with
 ``manage=False``. That one writes nothing and proposes nothing for it.
 
+**A history that runs once for each tenant**, each with a schema and a version table of its own: the queue is for all of
+them. Give it a history of its own, which runs once (another ``version_locations``), and attach it with
+``manage=False`` in that of the tenants. Else the first of them installs it, and whichever is taken down to ``base``
+drops it, with the messages of all.
+
 **Without the plugin** autogenerate leaves the queue out: write the operations by hand, and if env.py says
 ``include_schemas=True``, keep it from dropping the queue's tables with :func:`include_name`.
 

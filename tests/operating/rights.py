@@ -63,6 +63,7 @@ ACTS: dict[str, tuple[set[str], str]] = {
     "make dead letters": (set(), "INSERT INTO {q}.dead_message SELECT * FROM {q}.dead_message"),
     "read history": (READERS, "SELECT error FROM {q}.history"),
     "write history": (set(), "DELETE FROM {q}.history"),
+    "history_add": (set(), "SELECT {q}.history_add('2100-01-01', false)"),
     "history_maintain": (OPERATOR, "SELECT {q}.history_maintain()"),
     "history_release": (PIPELINE, "SELECT {q}.history_release('2020-01-01', 0, 0)"),
     "read policies": (READERS, "SELECT weight FROM {q}.channel"),

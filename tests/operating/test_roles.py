@@ -1,6 +1,6 @@
 """Each role can do its whole job, and not one thing more."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -21,7 +21,7 @@ from tests.acts import wait_until
 from tests.fixtures.connections import Raw
 from tests.fixtures.databases import prepared
 from tests.observing import observer, rows, value, waits_for_a_lock
-from tests.operating.rights import ACTS, GIVEN, NOBODY, READERS, Roles, rights_of
+from tests.operating.rights import ACTS, GIVEN, NOBODY, READERS, RUN, Roles, rights_of
 from tests.pages import ROOT, blocks
 
 STRANGE = 'My "Q"; DROP TABLE x --'
@@ -213,6 +213,70 @@ def test_where_no_function_is_for_everybody(empty: Engine, raw: Raw, empty_datab
     with Session(granted.engine("observer")) as session:
         assert [queue.waiting for queue in status(session).queues] == [1]
     granted.drop()
+
+
+#: What anybody but the owner has of the queue, except what is everybody's of functions.
+TAKEN = """
+    SELECT o.name, a.grantee::regrole::text, a.privilege_type
+    FROM (
+        SELECT oid::regclass::text, relowner, relacl, false FROM pg_class WHERE relnamespace = 'fairqueue'::regnamespace
+        UNION ALL
+        SELECT oid::regproc::text, proowner, proacl, true FROM pg_proc WHERE pronamespace = 'fairqueue'::regnamespace
+    ) o (name, owner, acl, is_function)
+    CROSS JOIN aclexplode(o.acl) a
+    WHERE a.grantee <> o.owner AND NOT (o.is_function AND a.grantee = 0)
+"""
+
+
+@pytest.mark.parametrize("statements", [schema.install_sql, lambda: schema.upgrade_sql("fairqueue", 0, schema.HEAD)])
+def test_default_privileges_are_for_others_tables(
+    empty: Engine, raw: Raw, empty_database_url: str, statements: Callable[[], list[str]]
+) -> None:
+    """What an owner gives to the application's roles of all that it makes, it doesn't of the queue; nor later on. What
+    was in the schema before stays as it is.
+    """
+    owner = observer(raw, empty_database_url)
+    granted = Roles(raw, empty_database_url, "fairqueue")
+    web, other = (granted.name(kind) for kind in ("producer", NOBODY))
+    for name in (web, other):
+        owner.execute(SQL("CREATE ROLE {}").format(Identifier(name)))
+    for what in ("TABLES", "SEQUENCES", "FUNCTIONS"):
+        for each in (Identifier(web), SQL("PUBLIC")) if what == "TABLES" else (Identifier(web),):
+            owner.execute(SQL("ALTER DEFAULT PRIVILEGES GRANT ALL ON {} TO {}").format(SQL(what), each))
+    owner.execute("CREATE SCHEMA fairqueue; CREATE TABLE fairqueue.theirs (); CREATE SEQUENCE fairqueue.numbers")
+    before = set(owner.execute(TAKEN).fetchall())
+    assert {name for name, *_ in before} == {"fairqueue.theirs", "fairqueue.numbers"}
+    with empty.begin() as connection:
+        for statement in statements():
+            schema.run(connection, statement)
+    owner.execute("SELECT fairqueue.history_add('2100-01-01', false)")
+    stage = value(owner, f"SELECT fairqueue.stage_create('{RUN}', 1)")
+    assert stage.startswith("stage_")
+    assert set(owner.execute(TAKEN).fetchall()) == before
+    with empty.begin() as connection:
+        roles.grant(connection, web, "producer")
+        roles.grant(connection, other, "producer")
+    assert {right for right in rights_of(owner, web) if right[0] not in {"theirs", "numbers"}} == rights_of(
+        owner, other
+    )
+    for name in (web, other):
+        owner.execute(SQL("DROP OWNED BY {0}; DROP ROLE {0}").format(Identifier(name)))
+
+
+def test_days_of_history_are_the_queue_s_owner_s(empty: Engine, raw: Raw, empty_database_url: str) -> None:
+    """Who drops them in time; also those that a superuser makes, as before a history is restored."""
+    superuser = observer(raw, empty_database_url)
+    database = value(superuser, "SELECT current_database()")
+    owner = f"{database} owner"
+    superuser.execute(SQL("CREATE ROLE {}").format(Identifier(owner)))
+    superuser.execute(SQL("GRANT CREATE ON DATABASE {} TO {}").format(Identifier(database), Identifier(owner)))
+    with empty.begin() as connection:
+        schema.run(connection, f'SET LOCAL ROLE "{owner}"')
+        schema.install(connection)
+    superuser.execute("SELECT fairqueue.history_add('2100-01-01', false)")
+    made = "SELECT relowner::regrole::text FROM pg_class WHERE oid = 'fairqueue.history_2100_01_01'::regclass"
+    assert value(superuser, made) == f'"{owner}"'
+    superuser.execute(SQL("DROP OWNED BY {0}; DROP ROLE {0}").format(Identifier(owner)))
 
 
 def test_after_a_restore_without_rights(granted: Roles, engine: Engine) -> None:

@@ -2,11 +2,12 @@
 
 import asyncio
 import re
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
 import pytest
-from sqlalchemy import Engine, MetaData, Table, inspect, make_url, text
+from sqlalchemy import Connection, Engine, MetaData, Table, inspect, make_url, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
@@ -40,13 +41,23 @@ class TestInstall:
 
     @pytest.mark.parametrize("path", ['"$user", public', "", '"My Q",pg_temp', "public"])
     def test_leaves_the_search_path_alone(self, empty: Engine, path: str) -> None:
-        """In autocommit mode too, where no rollback puts it back."""
-        with empty.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
+        """Before the commit and after it."""
+        with empty.connect() as connection:
             connection.execute(text("SELECT set_config('search_path', :path, false)"), {"path": path})
             before = connection.scalar(text("SHOW search_path"))
             for act in (schema.install, schema.install, schema.uninstall):
                 act(connection)
-                assert connection.scalar(text("SHOW search_path")) == before
+                for _ in range(2):
+                    assert connection.scalar(text("SHOW search_path")) == before
+                    connection.commit()
+
+    @pytest.mark.parametrize("act", [schema.install, schema.uninstall])
+    def test_no_half_of_it(self, empty: Engine, act: Callable[[Connection], None]) -> None:
+        """Where each statement is committed by itself nothing is begun."""
+        with empty.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
+            with pytest.raises(fq.InvalidValue, match="connection must be in a transaction, not in AUTOCOMMIT"):
+                act(connection)
+            assert connection.scalar(text("SELECT to_regnamespace('fairqueue')")) is None
 
     def test_is_rolled_back_with_its_transaction(self, empty: Engine, empty_database_url: str, raw: Raw) -> None:
         watching = observer(raw, empty_database_url)
@@ -174,8 +185,10 @@ class TestInstall:
         with pytest.raises(fq.InvalidValue, match=r"schema 'public', .*; give it a schema of its own$"):
             metadata.create_all(empty)
 
-    @pytest.mark.parametrize("name", ["", "x" * 64, "ü" * 32, "nul\0", "half \ud83d", "$fq$", None, 7])
+    @pytest.mark.parametrize(
+        "name", ["", "x" * 64, "ü" * 32, "nul\0", "half \ud83d", "$fq$", None, 7, "lateral", "jobs\n"]
+    )
     def test_names_that_are_none(self, name: str) -> None:
         for use in (schema.install_sql, fq.in_schema, lambda name: fq.attach(MetaData(), schema=name)):
-            with pytest.raises(fq.InvalidValue, match=r"^schema must be a name of 1 to 63 bytes, not"):
+            with pytest.raises(fq.InvalidValue, match=r"^schema must be a name (of 1 to 63 bytes|that SQLAlchemy)"):
                 use(name)

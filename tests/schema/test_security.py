@@ -75,6 +75,7 @@ CALLS = {
     "message_ending": ("'{3}'", None),
     "message_redrive": ("'{3}'", ("3", "not_found")),
     "message_cancel": ("'{1}'", ("1", "cancelled")),
+    "history_add": ("'2100-01-01', false", ""),
     "history_maintain": ("", True),
     "history_release": ("'2020-01-01', 0, 0", ""),
     "stage_create": (f"'{'0' * 32}', 1", None),

@@ -106,4 +106,5 @@ DROP FUNCTION channel_set,
     stage_clean,
     stage_create,
     stage_drop,
+    table_close,
     unix_ms;

@@ -108,6 +108,30 @@ CREATE FUNCTION queue_wake(queue text) RETURNS bigint
 LANGUAGE sql STABLE PARALLEL SAFE
 RETURN hashtextextended(queue, hashtextextended(current_schema(), 720730));
 
+-- Takes from all but its owner what they may do with a table that was just made.
+--
+-- Called by history_add and stage_create. Of the owner's ALTER DEFAULT PRIVILEGES, which are meant for the application's
+-- tables: by them whoever may use the schema could read what is here, and change it.
+-- Locks: takes no lock that anybody waits for, as nobody else sees the table yet.
+CREATE FUNCTION table_close(relation regclass) RETURNS void
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+DECLARE
+    v_role text;
+BEGIN
+    FOR v_role IN
+        SELECT DISTINCT CASE WHEN a.grantee = 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END
+        FROM pg_class c CROSS JOIN LATERAL aclexplode(c.relacl) a
+        WHERE c.oid = relation AND a.grantee <> c.relowner
+    LOOP
+        EXECUTE format('REVOKE ALL ON TABLE %s FROM %s', relation, v_role);
+    END LOOP;
+END
+$$;
+
+REVOKE EXECUTE ON FUNCTION table_close FROM PUBLIC;
+
 -- A point in time as Unix time in whole milliseconds, rounded down: the unit of message.dequeue_at.
 --
 -- Called by the functions here and by statements of the client library; takes no lock. By way of UTC, as extract from a
@@ -841,9 +865,10 @@ REVOKE EXECUTE ON FUNCTION feed_move FROM PUBLIC;
 -- Locks: history, against another call; for a day that has begun also against completions, whose rows may just be on
 -- their way to history_default; and history_default, against everybody. All until the end of the transaction.
 --
--- Who may read history may read it by its partitions, as the pipeline does.
+-- Who may read history may read it by its partitions, as the pipeline does, and nobody else. They belong to the owner of
+-- the queue, who drops them in time, whoever calls this.
 CREATE FUNCTION history_add(day date, begun boolean) RETURNS void
-LANGUAGE plpgsql
+LANGUAGE plpgsql SECURITY DEFINER
 SET search_path FROM CURRENT
 AS $$
 DECLARE
@@ -874,6 +899,7 @@ BEGIN
     END IF;
     EXECUTE format('CREATE TABLE %s (LIKE history INCLUDING ALL)'
         ' WITH (vacuum_truncate = off, toast.vacuum_truncate = off)', v_path);
+    PERFORM table_close(v_path::regclass);
     FOR v_grant IN
         SELECT format('GRANT %s ON TABLE %s TO %s', a.privilege_type, v_path,
             CASE WHEN a.grantee = 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END)
@@ -5607,6 +5633,7 @@ BEGIN
         queue text NOT NULL, channel text NOT NULL, key text, payload jsonb, body bytea, dequeue_at bigint,
         delay double precision, cost double precision, max_attempts integer, backoff double precision)
         WITH (autovacuum_enabled = off)', v_name);
+    PERFORM table_close(format('%I', v_name)::regclass);
     EXECUTE format('GRANT INSERT ON %I TO %I', v_name, v_caller);
     INSERT INTO stage (name, run) VALUES (v_name, $1);
     RETURN v_name;

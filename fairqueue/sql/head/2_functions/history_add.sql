@@ -6,9 +6,10 @@
 -- Locks: history, against another call; for a day that has begun also against completions, whose rows may just be on
 -- their way to history_default; and history_default, against everybody. All until the end of the transaction.
 --
--- Who may read history may read it by its partitions, as the pipeline does.
+-- Who may read history may read it by its partitions, as the pipeline does, and nobody else. They belong to the owner of
+-- the queue, who drops them in time, whoever calls this.
 CREATE FUNCTION history_add(day date, begun boolean) RETURNS void
-LANGUAGE plpgsql
+LANGUAGE plpgsql SECURITY DEFINER
 SET search_path FROM CURRENT
 AS $$
 DECLARE
@@ -39,6 +40,7 @@ BEGIN
     END IF;
     EXECUTE format('CREATE TABLE %s (LIKE history INCLUDING ALL)'
         ' WITH (vacuum_truncate = off, toast.vacuum_truncate = off)', v_path);
+    PERFORM table_close(v_path::regclass);
     FOR v_grant IN
         SELECT format('GRANT %s ON TABLE %s TO %s', a.privilege_type, v_path,
             CASE WHEN a.grantee = 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END)

@@ -21,6 +21,7 @@ BEGIN
         queue text NOT NULL, channel text NOT NULL, key text, payload jsonb, body bytea, dequeue_at bigint,
         delay double precision, cost double precision, max_attempts integer, backoff double precision)
         WITH (autovacuum_enabled = off)', v_name);
+    PERFORM table_close(format('%I', v_name)::regclass);
     EXECUTE format('GRANT INSERT ON %I TO %I', v_name, v_caller);
     INSERT INTO stage (name, run) VALUES (v_name, $1);
     RETURN v_name;
