@@ -22,8 +22,9 @@ __all__ = ["BIND", "run_in", "session_of", "unscoped"]
 
 T = TypeVar("T")
 
-#: Where a session has several databases, its messages' is asked.
-BIND = {"mapper": Message}
+#: Where a session has several databases, its messages' is asked. As SQLAlchemy says it itself, to what an application
+#: has in place of Session.get_bind(): by the mapper.
+BIND = {"mapper": Message.__mapper__}
 
 
 def unscoped(given: Any) -> Any:

@@ -21,7 +21,7 @@ Every function returns a statement; nothing is sent before a session executes it
 
 A session of several databases is told which one, as a statement of functions names no model::
 
-    batch = session.scalars(fq.dequeue(limit=10), bind_arguments={"mapper": fq.Message}).all()
+    batch = session.scalars(fq.dequeue(limit=10), bind_arguments={"mapper": fq.Message.__mapper__}).all()
 
 A lease is (message id, attempt). :func:`complete` and its siblings act on the messages whose lease still is the one
 that is given, and return a row ``(id, result)`` for each, in the order given; so a worker that was too slow is told

@@ -66,6 +66,7 @@ from .errors import InvalidValue, translate_errors
 from .installation import attach, installations
 from .models.base import in_schema
 from .schema import DEFAULT_SCHEMA, check_schema_name, schema_of
+from .worker.handlers import AROUND
 
 __all__ = ["FairQueue", "with_app_context"]
 
@@ -133,7 +134,8 @@ def with_app_context(app: Flask) -> Callable[[Callable[P, R]], Callable[P, R]]:
             ...  # db.session is the same session here
 
     With Flask-SQLAlchemy, what the handler calls may use ``db.session``: it is the session that the handler was given,
-    in whose transaction the message is completed. Don't commit, roll back, close or remove it: the worker does. In an
+    in whose transaction the message is completed. Don't commit, roll back, close or remove it: the worker does, and in
+    an application context, too, so that types and listeners of yours find one. In an
     application context of your own, and for a handler that takes no session, it is another one, which is yours to
     commit.
 
@@ -146,12 +148,19 @@ def with_app_context(app: Flask) -> Callable[[Callable[P, R]], Callable[P, R]]:
             name = getattr(handler, "__qualname__", handler)  # a functools.partial has none
             raise InvalidValue(f"handler must be a plain function, not async, and not yield: {name}")
 
+        @contextmanager
+        def around(session: Session | None) -> Iterator[None]:
+            with app.app_context(), _as_db_session(app, session):
+                yield
+
         @functools.wraps(handler)
         def in_context(*args: P.args, **kwargs: P.kwargs) -> R:
             session = next((value for value in (*args, *kwargs.values()) if isinstance(value, Session)), None)
-            with app.app_context(), _as_db_session(app, session):
+            with around(session):
                 return handler(*args, **kwargs)
 
+        # For the worker, whose flush and commit come after it.
+        setattr(in_context, AROUND, around)
         return in_context
 
     return decorate

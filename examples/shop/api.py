@@ -45,7 +45,7 @@ async def upload(db: Db, tenant: str, text: Annotated[str, Body(embed=True)], na
 
 
 @app.get("/{tenant}/documents/{document_id}")
-async def show(db: Db, tenant: str, document_id: Annotated[int, Path(le=2**31 - 1)]) -> dict[str, int | str | None]:
+async def show(db: Db, tenant: str, document_id: Annotated[int, Path(ge=1, lt=2**31)]) -> dict[str, int | str | None]:
     """How far a document is: `words` is null until they are counted."""
     document = await db.get(Document, document_id)
     if document is None or document.tenant != tenant:

@@ -97,9 +97,11 @@ class Clock:
                 original = run(connection, f"SELECT obj_description({regclass}::regclass, 'pg_class')").scalar_one()
                 run(connection, original)
         # Such a transaction keeps the sequence from being dropped. Then it stays, and does no harm.
-        with contextlib.suppress(OperationalError), self._engine.begin() as connection:
+        with contextlib.suppress(OperationalError), self._engine.connect() as connection:
+            connection.execution_options(isolation_level="READ COMMITTED")  # in AUTOCOMMIT nothing is LOCAL
             run(connection, "SET LOCAL lock_timeout = '1ms'")
             run(connection, f"DROP SEQUENCE IF EXISTS {self._sequence}")
+            connection.commit()
 
     def now(self) -> datetime:
         """The time by this clock, in UTC."""

@@ -33,6 +33,7 @@ be READ COMMITTED; if another connection is dequeueing from the queue at that mo
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
@@ -50,7 +51,7 @@ from fairqueue.consuming import dequeue
 from fairqueue.errors import FairqueueError, InvalidValue
 from fairqueue.leases import LeasedMessage, Outcome
 from fairqueue.models import Message, TypedMessage
-from fairqueue.worker import Handled, Handler, Worker, apply
+from fairqueue.worker import Handled, Handler, Retry, Worker, apply
 
 if TYPE_CHECKING:
     from fairqueue._sessions import AnyAsyncSession, SyncSession
@@ -141,7 +142,7 @@ class _Draining:
             handled = self.handle(message, bind, async_bind)
             outcome = handled.outcome
             if outcome is None:
-                with _session(bind) as session:
+                with _own_session(bind) as session:
                     (outcome,) = apply(session, handled.decision, [message])
                     session.commit()
             drained.append((message, outcome))
@@ -173,7 +174,7 @@ class _Draining:
 
     def lease(self, bind: Engine | Connection, *, last: bool) -> LeasedMessage[Any] | None:
         statement = dequeue(lease=_LEASE, queue=self.queue, worker="drain", message_type=self.message_type)
-        with _session(bind) as session:
+        with _own_session(bind) as session:
             message = session.scalars(statement).one_or_none()
             if message is not None and last:
                 session.rollback()
@@ -190,9 +191,25 @@ class _Draining:
         __tracebackhide__ = True
         if not self.handler.is_async:
             return self.handler.run(message, partial(_session, bind, self.make_session))
-        sessions = partial(self.make_async_session, **_binding(self.make_async_session, async_bind))
-        handled: Handled = await_only(self.handler.run_async(message, sessions))  # we are in SQLAlchemy's greenlet
-        return handled
+        return await_only(self.handle_async(message, bind, async_bind))  # we are in SQLAlchemy's greenlet
+
+    async def handle_async(self, message: LeasedMessage[Any], bind: object, async_bind: object) -> Handled:
+        __tracebackhide__ = True
+
+        def sessions() -> AsyncSession:
+            session = self.make_async_session(**_binding(async_bind))
+            _pin(session.sync_session, bind)
+            return session
+
+        # A task of its own, as a worker's: if it ends as cancelled, and we aren't, it was cancelled from within.
+        task = asyncio.create_task(self.handler.run_async(message, sessions))
+        try:
+            await asyncio.wait([task])
+        finally:
+            task.cancel()
+        if task.cancelled():
+            return Handled(Retry("the handler was cancelled from within"), error=asyncio.CancelledError())
+        return task.result()
 
 
 async def _drain_async_engine(engine: AsyncEngine, draining: _Draining) -> Drained:
@@ -210,18 +227,34 @@ async def _drain_async_session(session: AsyncSession, draining: _Draining) -> Dr
 def _is_of_one_database(session: Session) -> bool:
     """Whether the session's messages go where all goes that it wasn't told of."""
     try:
-        return session.get_bind() is session.get_bind(mapper=Message)
+        return session.get_bind() is session.get_bind(**BIND)
     except UnboundExecutionError:  # it was told of each model
         return False
 
 
 def _session(bind: Engine | Connection, make: Callable[..., Session] = Session) -> Session:
-    return make(**_binding(make, bind))
+    session = make(**_binding(bind))
+    _pin(session, bind)
+    return session
 
 
-def _binding(make: Callable[..., object], bind: object) -> dict[str, Any]:
+def _own_session(bind: Engine | Connection) -> Session:
+    """For what isn't the handler's: READ COMMITTED, as a worker has it, whatever the engine has for handlers."""
+    session = _session(bind)
+    if isinstance(bind, Engine):
+        session.connection(execution_options={"isolation_level": "READ COMMITTED"})
+    return session
+
+
+def _binding(bind: object) -> dict[str, Any]:
     """What has sessions work there, and there alone, whatever else those of the application are bound to."""
     return {"bind": bind, "binds": {}, "join_transaction_mode": "create_savepoint"}
+
+
+def _pin(session: Session, bind: object) -> None:
+    """Also one whose class chooses by itself, as of an application that reads from replicas."""
+    if type(session).get_bind is not Session.get_bind:
+        session.get_bind = lambda *_, **__: bind  # type: ignore[method-assign, assignment, return-value]
 
 
 def _draining(given: Worker | Callable[..., Any], queue: str | None, raises: bool, limit: int) -> _Draining:

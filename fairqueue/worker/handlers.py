@@ -15,7 +15,7 @@ import inspect
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -38,7 +38,10 @@ else:
     _signature = inspect.signature
 from .logs import log
 
-__all__ = ["Errors", "Handled", "Handler", "UnreadablePayload"]
+__all__ = ["AROUND", "Errors", "Handled", "Handler", "UnreadablePayload"]
+
+#: The attribute of a function that :attr:`Handler.around` is of. It is there for plain functions alone.
+AROUND = "__fairqueue_around__"
 
 Errors = type[Exception] | tuple[type[Exception], ...]
 
@@ -71,6 +74,8 @@ class Handler:
         self.dead = _classes("dead", dead)
         self.cancel = _classes("cancel", cancel)
         self.has_warned = False
+        #: In what its session is used, from its first statement to its end: of a decorator that has to do with that.
+        self.around: Callable[[Session], AbstractContextManager[object]] = getattr(function, AROUND, nullcontext)
         self.takes_session = _takes_session(function)
         self.is_async = any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
 
@@ -86,7 +91,7 @@ class Handler:
             if not self.takes_session:
                 return Handled(_decision(self.function(message)))
             assert sessions is not None
-            with _opened_here(sessions) as session:
+            with _opened_here(sessions) as session, self.around(session):
                 try:
                     with self.watching(session):
                         decision = _decision(self.function(message, session))

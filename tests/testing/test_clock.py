@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import psycopg
 import pytest
-from sqlalchemy import Engine, create_engine
+from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.orm import Session
 
@@ -163,6 +163,16 @@ class TestAfterwards:
             before = time.monotonic()
         assert time.monotonic() - before < 15  # and not the 30 s after which a test's database gives up
         reader.commit()
+        with Clock(engine):
+            pass
+
+    def test_while_somebody_reads_it_and_the_engine_commits_at_once(self, engine: Engine, session: Session) -> None:
+        """It doesn't wait for who does."""
+        with Clock(engine.execution_options(isolation_level="AUTOCOMMIT")):
+            session.scalar(text("SELECT fairqueue.clock()"))
+            before = time.monotonic()
+        assert time.monotonic() - before < 15
+        session.rollback()
         with Clock(engine):
             pass
 

@@ -260,8 +260,66 @@ class TestHow:
             assert len(await drain(here, worker)) == 1
         assert seen[2:] == [(True, engine.url.database)]
 
+    @pytest.mark.parametrize("is_async", [False, True])
+    async def test_sessions_that_choose_by_themselves(
+        self, engine: Engine, async_engine: AsyncEngine, session: Session, is_async: bool
+    ) -> None:
+        """Choose what is drained, too."""
+        nowhere = create_engine("postgresql+psycopg://nobody@127.0.0.1:1/nothing")
+        seen: list[Any] = []
+
+        class Routing(Session):
+            def get_bind(self, *_: Any, **__: Any) -> Any:
+                return nowhere
+
+        put(session, "acme")
+        if not is_async:
+            worker = Worker(nowhere, session=sessionmaker(class_=Routing))
+
+            @worker.handler
+            def look(message: Lease, session: Session) -> None:
+                seen.append(session.scalar(text("SELECT current_database()")))
+
+            assert len(drain(engine, worker)) == 1
+        else:
+            worker = Worker(nowhere, async_session=async_sessionmaker(sync_session_class=Routing))
+
+            @worker.handler
+            async def look_async(message: Lease, session: AsyncSession) -> None:
+                seen.append(await session.scalar(text("SELECT current_database()")))
+
+            assert len(await drain(async_engine, worker)) == 1
+        assert seen == [engine.url.database]
+
+    @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE", "AUTOCOMMIT"])
+    def test_the_level_of_an_engine_is_for_handlers(self, engine: Engine, session: Session, level: str) -> None:
+        """As with a worker: its own statements are READ COMMITTED. Of more than the limit nothing is taken."""
+        put(session, "acme", 2)
+        with pytest.raises(fq.FairqueueError, match="has more messages after the 1 that were handled"):
+            drain(engine.execution_options(isolation_level=level), nothing, limit=1)
+        assert [message.attempt for message in enqueued(session)] == [0]
+        assert len(drain(engine.execution_options(isolation_level=level), nothing)) == 1
+
 
 class TestFailures:
+    async def test_a_handler_that_is_cancelled_from_within(self, async_engine: AsyncEngine, session: Session) -> None:
+        """It has failed, as with a worker, and the others go on."""
+        put(session, "cancelled")
+        put(session, "acme")
+
+        async def handle(message: Lease) -> None:
+            if message.channel == "cancelled":
+                task = asyncio.create_task(asyncio.sleep(60))
+                task.cancel()
+                await task
+
+        drained = await drain(async_engine, handle, raises=False)
+        assert [(message.channel, outcome) for message, outcome in drained] == [
+            ("cancelled", "failed"),
+            ("acme", "completed"),
+        ]
+        assert enqueued(session)[0].error == "the handler was cancelled from within"
+
     def test_are_raised(self, engine: Engine, session: Session) -> None:
         """Once the database knows, with what the message was; the others wait for the next drain."""
         put(session, "acme", 2)

@@ -173,6 +173,24 @@ class TestWhatIsThere:
                 assert len(drain(session, lambda message: None)) == 1  # noqa: ARG005
                 assert enqueued(session) == []
 
+    def test_a_class_that_chooses_by_itself(self, engine: Engine) -> None:
+        """As SQLAlchemy's documentation has it for vertical partitioning."""
+        nowhere = create_engine("postgresql+psycopg://nobody@nowhere.invalid/app")
+
+        class Routing(Session):
+            def get_bind(self, mapper: Any = None, **_: Any) -> Any:
+                return engine if mapper and issubclass(mapper.class_, fq.Message) else nowhere
+
+        with Routing() as session:
+            fq.enqueue(session, "acme")
+            fq.enqueue_unique(session, "acme", key="k")
+            fq.enqueue_many(session, [{"channel": "acme"}])
+            fq.enqueue_copy(session, [{"channel": "acme"}])
+            assert_enqueued(session, channel="acme", key="k")
+            assert len(enqueued(session)) == 4
+            assert fq.check(session) == []
+            assert len(drain(session, lambda message: None)) == 4  # noqa: ARG005
+
     async def test_several_databases_async(self, async_engine: AsyncEngine) -> None:
         nowhere = create_async_engine("postgresql+psycopg://nobody@nowhere.invalid/app")
 

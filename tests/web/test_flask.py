@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from flask import Flask, current_app, has_app_context
 from flask_sqlalchemy import SQLAlchemy
-from sqlalchemy import Engine, MetaData, create_engine, make_url, select, text
+from sqlalchemy import Engine, MetaData, create_engine, event, make_url, select, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import fairqueue as fq
@@ -290,6 +290,31 @@ def test_a_handler_in_an_application_context(host: HostOf, database_url: str, se
         return shop.db.session() is db
 
     assert called_by_name(message=None, db=session)
+
+
+def test_what_is_written_at_the_end_of_a_handler(host: HostOf, database_url: str, session: Session) -> None:
+    """Is flushed and committed in the application context, too: types and listeners may need one."""
+    shop = host(database_url)
+    with shop.app.app_context():
+        shop.db.create_all()
+        app = fq.Worker(shop.db.engine)
+    seen: list[tuple[str, bool]] = []
+
+    @app.handler
+    @with_app_context(shop.app)
+    def handle(message: fq.LeasedMessage, given: Session) -> None:
+        for name in ("before_flush", "before_commit", "after_commit"):
+            event.listen(given, name, partial(look, name, given), once=True)
+        given.add(shop.note(text=message.channel))
+
+    def look(name: str, given: Session, *_: object) -> None:
+        seen.append((name, has_app_context() and shop.db.session() is given))
+
+    fq.enqueue(session, "acme")
+    session.commit()
+    work(app, session)
+    assert seen == [("before_flush", True), ("before_commit", True), ("after_commit", True)]
+    assert session.scalars(select(shop.note.text)).all() == ["acme"]
 
 
 def test_a_handler_without_a_session(host: HostOf, database_url: str, session: Session) -> None:

@@ -282,6 +282,7 @@ def test_the_shop(own_server: embedded.Server, shop: Shop) -> None:
         httpx.post(f"{shop.web}/{'x' * 256}/documents", content="two words"),
         httpx.post(f"{shop.api}/{'x' * 256}/documents", json={"text": "two words"}),
         httpx.get(f"{shop.api}/tenant0/documents/{2**31}"),
+        httpx.get(f"{shop.api}/tenant0/documents/{-(2**31) - 1}"),
     ):
         assert answer.status_code == 422, answer.text
     check_books(engine, crowd.uploads)
