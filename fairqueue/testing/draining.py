@@ -227,7 +227,7 @@ async def _drain_async_session(session: AsyncSession, draining: _Draining) -> Dr
 def _is_of_one_database(session: Session) -> bool:
     """Whether the session's messages go where all goes that it wasn't told of."""
     try:
-        return session.get_bind() is session.get_bind(**BIND)
+        return session.get_bind() is session.get_bind(mapper=BIND["mapper"])
     except UnboundExecutionError:  # it was told of each model
         return False
 
@@ -254,7 +254,7 @@ def _binding(bind: object) -> dict[str, Any]:
 def _pin(session: Session, bind: object) -> None:
     """Also one whose class chooses by itself, as of an application that reads from replicas."""
     if type(session).get_bind is not Session.get_bind:
-        session.get_bind = lambda *_, **__: bind  # type: ignore[method-assign, assignment, return-value]
+        session.get_bind = lambda *_, **__: bind  # type: ignore[method-assign, assignment]
 
 
 def _draining(given: Worker | Callable[..., Any], queue: str | None, raises: bool, limit: int) -> _Draining:

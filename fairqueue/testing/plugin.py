@@ -25,6 +25,8 @@ server of its own; on a server that is given, each uses databases of its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache
 from typing import TYPE_CHECKING
 
 import pytest
@@ -79,16 +81,20 @@ def _fairqueue_databases(fairqueue_server_url: str) -> Iterator[Databases]:
 
 
 @pytest.fixture(scope="session")
-def _fairqueue_template(
-    _fairqueue_databases: Databases, fairqueue_install: Callable[[Engine], object]
-) -> Iterator[str]:
-    """The name of the database in which everything has been installed."""
+def _fairqueue_templates(_fairqueue_databases: Databases) -> Iterator[Callable[[Callable[[Engine], object]], str]]:
+    """Returns the name of a database in which something has been installed: a folder of tests may have its own."""
+    with ExitStack() as stack:
+        yield cache(lambda install: stack.enter_context(_installed(_fairqueue_databases, install)))
+
+
+@contextmanager
+def _installed(databases: Databases, install: Callable[[Engine], object]) -> Iterator[str]:
     from sqlalchemy import NullPool, create_engine, make_url, text
 
-    with _fairqueue_databases.create("template1") as url:
+    with databases.create("template1") as url:
         # Nobody may be connected to a database that is copied, so no connection is kept.
         engine = create_engine(url, poolclass=NullPool)
-        fairqueue_install(engine)
+        install(engine)
         with engine.connect() as connection:
             if not connection.scalar(text("SELECT true FROM pg_proc WHERE proname = 'message_dequeue' LIMIT 1")):
                 raise pytest.UsageError(
@@ -98,14 +104,18 @@ def _fairqueue_template(
         name = make_url(url).database
         assert name is not None
         # An application that has installed it may have kept a connection, in the pool of its own engine.
-        _fairqueue_databases.close(name)
+        databases.close(name)
         yield name
 
 
 @pytest.fixture
-def fairqueue_url(_fairqueue_databases: Databases, _fairqueue_template: str) -> Iterator[str]:
+def fairqueue_url(
+    _fairqueue_databases: Databases,
+    _fairqueue_templates: Callable[[Callable[[Engine], object]], str],
+    fairqueue_install: Callable[[Engine], object],
+) -> Iterator[str]:
     """An SQLAlchemy URL of this test's own database, everything installed and empty."""
-    with _fairqueue_databases.create(_fairqueue_template) as url:
+    with _fairqueue_databases.create(_fairqueue_templates(fairqueue_install)) as url:
         yield url
 
 

@@ -6,7 +6,7 @@ There are five ways, each a statement of its own.
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import psycopg
 import pytest
@@ -78,10 +78,11 @@ def calls(connection: Dicts) -> Counter[str]:
 
 @pytest.fixture
 def connection(raw: Raw, database_url: str) -> Dicts:
-    connection: Any = raw(database_url)
+    connection = raw(database_url)
     connection.execute("SET track_functions = 'all'")
-    connection.row_factory = dict_row
-    return connection
+    dicts = cast("Dicts", connection)
+    dicts.row_factory = dict_row
+    return dicts
 
 
 @pytest.mark.parametrize(("prepare", "size", "ways"), WAYS.values(), ids=WAYS)

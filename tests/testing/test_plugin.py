@@ -279,6 +279,40 @@ class TestDatabases:
             with databases.create("template0"):
                 pass
 
+    def test_each_folder_has_its_own(self, pytester: pytest.Pytester, run: Run) -> None:
+        """What is installed: in one run, and only once for each, also where the tests take turns."""
+        conftest = """
+import pytest
+from fairqueue import schema
+from sqlalchemy import text
+
+@pytest.fixture(scope="session")
+def fairqueue_install():
+    def install(engine):
+        with open("log", "a") as log:
+            log.write("{folder} ")
+        with engine.begin() as connection:
+            schema.install(connection)
+            connection.execute(text("CREATE TABLE {folder} ()"))
+    return install
+"""
+        test = """
+from sqlalchemy import inspect
+
+def test_one(fairqueue_engine):
+    assert inspect(fairqueue_engine).get_table_names() == {tables}
+
+def test_another(fairqueue_engine):
+    assert inspect(fairqueue_engine).get_table_names() == {tables}
+"""
+        for folder in ("a", "b"):
+            (pytester.path / folder).mkdir()
+            (pytester.path / folder / "conftest.py").write_text(conftest.replace("{folder}", folder))
+            (pytester.path / folder / f"test_{folder}.py").write_text(test.replace("{tables}", f"['{folder}']"))
+        (pytester.path / "test_neither.py").write_text(test.replace("{tables}", "[]"))
+        run().assert_outcomes(passed=6)
+        assert sorted((pytester.path / "log").read_text().split()) == ["a", "b"]
+
     def test_of_the_users_own(
         self, shop: Path, run: Run, empty_database_url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
