@@ -18,7 +18,7 @@ from sqlalchemy import URL, Connection, create_engine, pool, text
 
 from fairqueue._url import parsed
 from fairqueue.errors import InvalidValue
-from fairqueue.schema import DEFAULT_SCHEMA, check_schema_name, downgrade_sql, quote, upgrade_sql
+from fairqueue.schema import DEFAULT_SCHEMA, check_schema_name, downgrade_sql, lock_sql, quote, upgrade_sql
 
 schema = context.get_x_argument(as_dictionary=True).get("schema", DEFAULT_SCHEMA)
 try:
@@ -74,7 +74,13 @@ def run_offline() -> None:
 def run_online(connection: Connection) -> None:
     context.configure(connection=connection, version_table_schema=schema)
     with context.begin_transaction():
-        begin()
+        if context.get_context().opts.get("dont_mutate"):  # as `alembic current`, for which it is enough to read
+            context.run_migrations()
+            return
+        execute([lock_sql(schema)])
+        # Whether it is safe in the schema that there is, a revision asks that installs.
+        if connection.scalar(text("SELECT to_regnamespace(:name) IS NULL"), {"name": quote(schema)}):
+            begin()
         context.run_migrations()
         clear(context.get_context().get_current_heads())
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy.dialects.postgresql import dialect as postgresql_dialect
 
-__all__ = ["STEPS", "head", "literal", "oid", "quote", "split", "step", "within"]
+__all__ = ["STEPS", "as_owner", "drop_schema", "head", "literal", "oid", "quote", "split", "step", "within"]
 
 _SQL = files("fairqueue") / "sql"
 STEPS = {1: "0001_initial"}
@@ -93,3 +93,25 @@ def _objects(schema: str) -> str:
 def oid(schema: str) -> str:
     """The schema in the catalog, as an expression."""
     return f"to_regnamespace({literal(quote(schema))})"
+
+
+def as_owner(schema: str) -> str:
+    """The statement that refuses another role: the queue's functions, which run as their owner, couldn't use what it
+    makes.
+    """
+    return (
+        f"DO $fq$ DECLARE owner CONSTANT name := (SELECT pg_get_userbyid(p.proowner) FROM pg_catalog.pg_proc p"
+        f" WHERE p.pronamespace = {oid(schema)} AND p.proname = 'schema_version' AND p.pronargs = 0);"
+        " BEGIN IF owner <> current_user THEN RAISE insufficient_privilege USING"
+        f" MESSAGE = format('the queue in schema %s belongs to role %I, not to %I', {literal(quote(schema))}, owner,"
+        " current_user), HINT = format('Migrate as that role, or SET ROLE %I before.', owner); END IF; END $fq$"
+    )
+
+
+def drop_schema(schema: str) -> str:
+    """The statement that drops the schema if it was made for the queue, and is empty."""
+    return (
+        f"DO $fq$ BEGIN IF obj_description({oid(schema)}, 'pg_namespace') = 'fairqueue'"
+        f" THEN DROP SCHEMA {quote(schema)}; END IF;"
+        " EXCEPTION WHEN dependent_objects_still_exist THEN NULL; END $fq$"
+    )

@@ -29,7 +29,7 @@ from typing import Any
 from sqlalchemy import Connection, CursorResult, Dialect, text
 
 from ._checks import UNSTORABLE
-from ._scripts import head, literal, oid, quote, step, within
+from ._scripts import as_owner, drop_schema, head, literal, oid, quote, step, within
 from .errors import InvalidValue, SchemaVersionError
 
 __all__ = [
@@ -39,6 +39,7 @@ __all__ = [
     "check_apart",
     "check_dialect",
     "check_schema_name",
+    "check_whole",
     "chosen",
     "close_sql",
     "downgrade_sql",
@@ -143,7 +144,7 @@ def upgrade_sql(schema: str, start: int, end: int) -> list[str]:
     """
     _check_versions(start, end)
     scripts = [step(version, "up") for version in range(start + 1, end + 1)]
-    first = [lock_sql(schema), _as_owner(schema)] if start else _create_schema(schema)
+    first = [lock_sql(schema), as_owner(schema)] if start else _create_schema(schema)
     return [*first, *within(schema, scripts)]
 
 
@@ -157,8 +158,8 @@ def downgrade_sql(schema: str, start: int, end: int) -> list[str]:
     """
     _check_versions(end, start)
     scripts = [step(version, "down") for version in range(start, end, -1)]
-    last = [] if end else [_drop_schema(schema)]
-    return [lock_sql(schema), *([_as_owner(schema)] if end else []), *within(schema, scripts), *last]
+    last = [] if end else [drop_schema(schema)]
+    return [lock_sql(schema), *([as_owner(schema)] if end else []), *within(schema, scripts), *last]
 
 
 def lock_sql(schema: str) -> str:
@@ -216,11 +217,8 @@ def installed_version(connection: Connection, schema: str | None = None) -> int:
     return run(connection, f"SELECT {quote(schema)}.schema_version()").scalar() or 0
 
 
-def works_with(connection: Connection, schema: str, found: int) -> bool:
-    """Whether this library does with the installed version: its own, or a later one that still serves it.
-
-    :raises SchemaVersionError: where it would with neither, as the schema was renamed or triggers are off.
-    """
+def check_whole(connection: Connection, schema: str) -> None:
+    """Raise :class:`SchemaVersionError` if no version would do, as the schema was renamed or triggers are off."""
     path = connection.scalar(_OTHER_PATH, {"schema": schema, "quoted": quote(schema)})
     if path is not None:
         raise SchemaVersionError(
@@ -234,6 +232,14 @@ def works_with(connection: Connection, schema: str, found: int) -> bool:
             f"triggers of {name} are switched off, so the queue learns nothing of what is written there:"
             f" ALTER TABLE {name} ENABLE TRIGGER USER; then `fairqueue check --repair` makes known what was"
         )
+
+
+def works_with(connection: Connection, schema: str, found: int) -> bool:
+    """Whether this library does with the installed version: its own, or a later one that still serves it.
+
+    :raises SchemaVersionError: as :func:`check_whole`.
+    """
+    check_whole(connection, schema)
     if found <= HEAD:
         return found == HEAD
     oldest: int = run(connection, f"SELECT {quote(schema)}.schema_serves()").scalar_one()
@@ -375,25 +381,6 @@ def _create_schema(schema: str) -> list[str]:
         " END IF; END $fq$"
     )
     return [_CHECK_SERVER, lock_sql(schema), create]
-
-
-def _as_owner(schema: str) -> str:
-    """What another role makes would be its own: the queue's functions, which run as their owner, couldn't use it."""
-    return (
-        f"DO $fq$ DECLARE owner CONSTANT name := (SELECT pg_get_userbyid(p.proowner) FROM pg_catalog.pg_proc p"
-        f" WHERE p.pronamespace = {oid(schema)} AND p.proname = 'schema_version' AND p.pronargs = 0);"
-        " BEGIN IF owner <> current_user THEN RAISE insufficient_privilege USING"
-        f" MESSAGE = format('the queue in schema %s belongs to role %I, not to %I', {literal(quote(schema))}, owner,"
-        " current_user), HINT = format('Migrate as that role, or SET ROLE %I before.', owner); END IF; END $fq$"
-    )
-
-
-def _drop_schema(schema: str) -> str:
-    return (
-        f"DO $fq$ BEGIN IF obj_description({oid(schema)}, 'pg_namespace') = 'fairqueue'"
-        f" THEN DROP SCHEMA {quote(schema)}; END IF;"
-        " EXCEPTION WHEN dependent_objects_still_exist THEN NULL; END $fq$"
-    )
 
 
 def check_schema_name(schema: object) -> None:

@@ -19,6 +19,8 @@ import alembic.command
 import alembic.config
 import psycopg
 import pytest
+from alembic.migration import MigrationContext
+from alembic.operations import Operations
 from click.testing import CliRunner
 from sqlalchemy import Engine, ForeignKey, NullPool, create_engine, text
 from sqlalchemy.ext.asyncio import create_async_engine
@@ -26,6 +28,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, rela
 
 import fairqueue as fq
 from fairqueue import roles, schedule
+from fairqueue.alembic.ops import CreateFairqueueOp
 from fairqueue.cli.program import program
 from fairqueue.testing import drain
 from tests.fixtures.connections import Raw
@@ -217,7 +220,12 @@ def test_renaming_the_schema(engine: Engine, raw: Raw, database_url: str, alread
         renaming = renaming.replace(rename, "")
         with engine.connect() as connection, pytest.raises(fq.SchemaVersionError) as error:
             fq.verify(connection, "jobs")
-        assert "schema 'jobs' was renamed, its functions still look for tables in fairqueue: rename" in str(error.value)
+        said = "schema 'jobs' was renamed, its functions still look for tables in fairqueue: rename"
+        assert said in str(error.value)
+        told = CliRunner().invoke(program, ["--dsn", database_url, "--schema", "jobs", "migrate"])
+        assert (told.exit_code, said in told.stderr) == (1, True)
+        with engine.connect() as connection, pytest.raises(fq.SchemaVersionError, match="was renamed"):
+            Operations(MigrationContext.configure(connection)).invoke(CreateFairqueueOp(1, "jobs"))
     owner.execute(renaming.encode())
     with Session(engine.execution_options(**fq.in_schema("jobs"))) as session:
         fq.verify(session.connection())

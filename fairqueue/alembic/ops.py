@@ -16,7 +16,7 @@ from alembic.operations import MigrateOperation, Operations
 
 from fairqueue import schema as schemas
 from fairqueue.errors import InvalidValue, SchemaVersionError
-from fairqueue.schema import DEFAULT_SCHEMA, downgrade_sql, installed_version, lock, run, upgrade_sql
+from fairqueue.schema import DEFAULT_SCHEMA, check_whole, downgrade_sql, installed_version, lock, run, upgrade_sql
 
 if TYPE_CHECKING:
     from alembic.autogenerate.api import AutogenContext
@@ -171,6 +171,8 @@ def _already_there(operations: Operations, op: FairqueueOp) -> bool:
     connection = operations.get_bind()
     lock(connection, op.schema)
     found = installed_version(connection, op.schema)
+    if op.start < op.end:
+        check_whole(connection, op.schema)
     if op.start < op.end <= found <= schemas.HEAD:
         return True  # another history, or create_all(), has gone as far, or farther
     if found not in {op.start, op.end}:

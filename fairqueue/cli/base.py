@@ -72,6 +72,10 @@ class Command(_Program):
             raise
         except Exception as error:
             if (end := ended(error)) is not None:
+                from fairqueue.errors import FairqueueError
+
+                if isinstance(error, FairqueueError):  # of what is done at the end: it may have left something behind
+                    complain(str(error))
                 raise end from error
             if isinstance(error, click.ClickException):
                 raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -40,10 +41,24 @@ def echo(text: str) -> None:
 def echo_json(document: Any) -> None:
     """``document`` on stdout; times in ISO 8601, durations in seconds. ASCII, so safe on a terminal as well."""
     try:
-        text = json.dumps(document, default=plain, indent=2)
+        text = json.dumps(document, default=plain, indent=2, allow_nan=False)
     except RecursionError:  # of payloads that are nested deeply: without an indent Python goes deeper
         text = json.dumps(document, default=plain)
+    except ValueError:
+        text = json.dumps(_finite(document), default=plain, indent=2)
     click.echo(text)
+
+
+def _finite(value: Any) -> Any:
+    """With text for numbers that are beyond a float, as PostgreSQL's JSON has them and Python's hasn't."""
+    match value:
+        case dict():
+            return {key: _finite(each) for key, each in value.items()}
+        case list() | tuple():
+            return [_finite(each) for each in value]
+        case float() if not math.isfinite(value):
+            return str(value)
+    return value
 
 
 def plain(value: object) -> Any:

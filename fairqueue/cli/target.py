@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -65,10 +66,11 @@ class Target:
             yield session
 
     def version(self, connection: Connection) -> int:
-        """The version in the schema; 0: there is none. An error if it is newer than this program."""
-        from fairqueue.schema import HEAD, installed_version
+        """The version in the schema; 0: there is none. An error if it is newer than this program, or can't work."""
+        from fairqueue.schema import HEAD, check_whole, installed_version
 
         found = installed_version(connection, self.schema)
+        check_whole(connection, self.schema)
         if found > HEAD:
             raise self._mismatch(found)
         return found
@@ -132,6 +134,8 @@ def make_engine(url: str) -> Engine:
     place = parsed(url)
     # A pooler in transaction mode has a statement prepared on one server connection and executes it on another.
     arguments: dict[str, Any] = {"prepare_threshold": None}
-    if "connect_timeout" not in place.query:
+    # What is given goes first; libpq may find one in its own places, too.
+    elsewhere = [*place.query, *os.environ]
+    if not {"connect_timeout", "service", "PGCONNECT_TIMEOUT", "PGSERVICE"}.intersection(elsewhere):
         arguments["connect_timeout"] = _CONNECT_TIMEOUT
     return create_engine(place, connect_args=arguments)

@@ -15,7 +15,8 @@ from alembic.config import CommandLine, Config
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from psycopg.sql import SQL, Identifier
-from sqlalchemy import create_engine
+from sqlalchemy import create_engine, make_url
+from sqlalchemy.exc import ProgrammingError
 
 from fairqueue import schema
 from tests.catalog import snapshot
@@ -90,6 +91,42 @@ def test_up_and_down(alembic: Run, empty_database_url: str, raw: Raw, scheme: st
 
     alembic(dsn, "downgrade", "base")
     assert catalog(database) == nothing
+
+
+def test_where_everybody_may_create(alembic: Run, empty_database_url: str, raw: Raw) -> None:
+    """Nothing is installed there; but what is can be looked at, and removed."""
+    database = raw(empty_database_url)
+    nothing = catalog(database)
+    alembic(empty_database_url, "upgrade", "head")
+    database.execute("GRANT CREATE ON SCHEMA fairqueue TO PUBLIC")
+    database.commit()
+    assert "(head)" in alembic(empty_database_url, "current")
+    alembic(empty_database_url, "downgrade", "base")
+    assert catalog(database) == nothing
+    database.execute("CREATE SCHEMA fairqueue; GRANT CREATE ON SCHEMA fairqueue TO PUBLIC")
+    database.commit()
+    with pytest.raises(ProgrammingError, match="everybody may create objects in schema fairqueue"):
+        alembic(empty_database_url, "upgrade", "head")
+
+
+def test_who_may_only_read(alembic: Run, empty_database_url: str, raw: Raw) -> None:
+    """May ask where the database stands, before there is a queue and afterwards."""
+    owner = raw(empty_database_url)
+    reader = f"{owner.info.dbname} reader"
+    owner.execute(SQL("CREATE ROLE {} LOGIN").format(Identifier(reader)))
+    owner.commit()
+    url = make_url(empty_database_url).set(username=reader).render_as_string(hide_password=False)
+    try:
+        assert not alembic(url, "current")
+        alembic(empty_database_url, "upgrade", "head")
+        for right in ("USAGE ON SCHEMA fairqueue", "SELECT ON TABLE fairqueue.alembic_version"):
+            owner.execute(SQL("GRANT {} TO {}").format(SQL(right), Identifier(reader)))
+        owner.commit()
+        assert "(head)" in alembic(url, "current")
+    finally:
+        owner.rollback()
+        owner.execute(SQL("DROP OWNED BY {0}; DROP ROLE {0}").format(Identifier(reader)))
+        owner.commit()
 
 
 def test_several_schemas(alembic: Run, empty_database_url: str, raw: Raw) -> None:

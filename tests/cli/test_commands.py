@@ -130,6 +130,16 @@ def test_watching_where_no_screen_can_be_rewritten(run: Run, session: Session, m
     assert len(looks) == 2
 
 
+def test_numbers_that_only_postgresql_has(run: Run, session: Session) -> None:
+    """JSON has no Infinity."""
+    insert = "INSERT INTO fairqueue.message (channel, payload) VALUES ('acme', CAST(:payload AS jsonb)) RETURNING id"
+    id_ = session.scalar(text(insert), {"payload": f'{{"n": [{"9" * 310}.5, 1.5]}}'})
+    session.commit()
+    output = run("message", "show", id_, "--json").stdout
+    shown = json.loads(output, parse_constant=pytest.fail)
+    assert shown["message"]["payload"] == {"n": ["inf", 1.5]}
+
+
 def test_message_show(run: Run, session: Session) -> None:
     def shown(id_: int) -> Any:
         return document(run("message", "show", id_, "--json"))

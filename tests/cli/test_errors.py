@@ -12,17 +12,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import click
 import psycopg
 import pytest
 from click.testing import CliRunner
-from sqlalchemy import Engine, create_engine, make_url, text
+from sqlalchemy import Engine, create_engine, event, make_url, text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
+import fairqueue as fq
 from fairqueue import embedded
 from fairqueue.cli import status
 from fairqueue.cli.base import Command
 from fairqueue.cli.program import program
+from fairqueue.cli.target import make_engine
 from tests import acts
 from tests.cli import COMMAND
 
@@ -323,6 +326,51 @@ def test_a_driver_without_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fairqueue.cli.target.make_engine", engine)
     line = complaint("--dsn", "postgresql://u:s3cret@h/d", "status", code=1)
     assert line == "psycopg is not installed, or not in full; pip install 'fairqueue[cli]'"
+
+
+@pytest.mark.parametrize(
+    ("url", "environment", "limit"),
+    [
+        ("postgresql://h/d", {}, 10),
+        ("postgresql://h/d", {"PGCONNECT_TIMEOUT": "60"}, None),
+        ("postgresql://h/d", {"PGSERVICE": "app"}, None),
+        ("postgresql:///?service=app", {}, None),
+        ("postgresql://h/d?connect_timeout=60", {}, "60"),
+    ],
+)
+def test_how_long_it_waits_for_a_connection(
+    monkeypatch: pytest.MonkeyPatch, url: str, environment: dict[str, str], limit: object
+) -> None:
+    """Not for ever; nor is what the user says of it overruled."""
+    for name in ("PGCONNECT_TIMEOUT", "PGSERVICE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, setting in environment.items():
+        monkeypatch.setenv(name, setting)
+    engine = make_engine(url)
+
+    @event.listens_for(engine, "do_connect")
+    def stop(_: object, __: object, ___: object, parameters: dict[str, object]) -> None:
+        raise LookupError(parameters.get("connect_timeout"))
+
+    with pytest.raises(LookupError) as given:
+        engine.connect()
+    assert given.value.args == (limit,)
+
+
+@pytest.mark.parametrize("ended", [KeyboardInterrupt(), SystemExit(143)])
+def test_what_is_left_behind_is_said(ended: BaseException) -> None:
+    """Also where it was a signal that ended the command."""
+
+    @click.command(cls=Command)
+    def leaves() -> None:
+        try:
+            raise ended
+        finally:
+            raise fq.FairqueueError("the schema may be left behind")
+
+    result = CliRunner().invoke(leaves)
+    assert result.exit_code == (130 if isinstance(ended, KeyboardInterrupt) else 143)
+    assert result.stderr == "fairqueue: the schema may be left behind\n"
 
 
 @pytest.mark.parametrize("options", [["status"], ["channel", "set", "acme", "--weight", "1"]])
