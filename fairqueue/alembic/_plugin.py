@@ -95,9 +95,16 @@ def _check_no_table_of_theirs(context: AutogenContext, schema: str) -> None:
 
 
 def _schema_of(op: Any) -> str | None:
-    """The schema of one of Alembic's operations, or of alembic_utils', which keep it in a target."""
-    schema: str | None = getattr(getattr(op, "target", op), "schema", None)
-    return schema
+    """The schema of an operation: Alembic's have it themselves, those of others may have it of what they are about, as
+    alembic_utils' of their target; and one may be about the schema itself.
+    """
+    theirs = {} if type(op).__module__.startswith("alembic.") else getattr(op, "__dict__", {})
+    for each in (op, *theirs.values()):
+        schema = getattr(each, "schema", None)
+        schema = getattr(schema, "name", schema)
+        if isinstance(schema, str):
+            return schema
+    return None
 
 
 def setup(plugin: Plugin) -> None:

@@ -76,7 +76,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_scoped_sessi
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from fairqueue._checks import check_count, check_flag, check_name, check_seconds
-from fairqueue._signals import stops
+from fairqueue._signals import given_back, stops
 from fairqueue.errors import FairqueueError, InvalidValue, SchemaVersionError
 from fairqueue.models import Message, TypedMessage
 from fairqueue.models.messages import check_message_type
@@ -359,7 +359,8 @@ def run(*workers: Worker) -> int:
         raise FairqueueError(
             "run() needs the main thread, as it handles signals: call it there, or use `with worker:` here"
         )
-    return anyio.run(_run_all, workers)
+    with given_back():
+        return anyio.run(_run_all, workers)
 
 
 async def _run_all(workers: Sequence[Worker]) -> int:

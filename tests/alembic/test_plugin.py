@@ -4,12 +4,14 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from importlib import metadata
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import alembic
+from alembic.operations import ops
 from sqlalchemy import MetaData
 
 import fairqueue as fq
+from fairqueue.alembic import _plugin
 from fairqueue.alembic._plugin import installations
 from tests.pages import ROOT
 
@@ -120,3 +122,18 @@ def test_this_folder_is_not_alembic() -> None:
     """The project's own alembic/ is no package, so even from here the real one is imported."""
     assert alembic.__version__
     assert not (ROOT / "alembic" / "__init__.py").exists()
+
+
+def test_the_schema_of_what_others_operate_on() -> None:
+    """It may be named by the operation, by what it is about, or be that itself."""
+    named = SimpleNamespace(name="fairqueue")
+    found = [
+        SimpleNamespace(schema="fairqueue"),
+        SimpleNamespace(target=SimpleNamespace(schema="fairqueue")),
+        SimpleNamespace(function=SimpleNamespace(schema="fairqueue", name="message_dequeue")),
+        SimpleNamespace(schema=named),
+    ]
+    assert {_plugin._schema_of(op) for op in found} == {"fairqueue"}
+    none = [SimpleNamespace(function=SimpleNamespace(schema=None, name="vat")), ops.CreateTableOp("invoice", [])]
+    assert {_plugin._schema_of(op) for op in none} == {None}
+    assert _plugin._schema_of(ops.DropTableOp("message", schema="fairqueue")) == "fairqueue"

@@ -13,7 +13,7 @@ import fairqueue as fq
 from tests.acts import EPOCH, lease_of, move_clock, put, sql, wait_until
 from tests.fixtures.workers import WorkerOf
 from tests.limiting import NOW
-from tests.worker.working import KINDS, RARELY, wait_for_endings
+from tests.worker.working import KINDS, RARELY, wait_for_endings, wait_until_it_waits
 
 
 def in_a_moment(session: Session) -> Any:
@@ -41,18 +41,20 @@ def pause_all(session: Session) -> None:
 
 
 def fail(session: Session) -> None:
-    put(session, "acme", 3)
-    for message in lease_of(session, 3):
-        session.execute(fq.fail(message, delay=0.05))
-    session.commit()
+    put(session, "acme", 3, payload="fails at first")
 
 
 @pytest.mark.parametrize("what", [let_out_by_a_rate, schedule, pause, pause_all, fail])
 def test_whatever_waits(what: Callable[[Session], None], session: Session, worker_of: WorkerOf) -> None:
-    """Comes when it is due, to a worker that looks by itself each minute."""
-    what(session)
-    with worker_of("plain", lambda *_: None, poll=RARELY):
-        wait_for_endings(session, 3)
+    """Comes when it is due, to a worker that waits by then, and hardly ever looks by itself."""
+
+    def body(message: fq.LeasedMessage[Any], _: object) -> object:
+        return fq.Retry(delay=0.05) if message.payload == "fails at first" and message.attempt == 1 else None
+
+    with worker_of("plain", body, poll=RARELY) as app:
+        wait_until_it_waits(app)
+        what(session)
+        assert wait_for_endings(session, 3) == {"completed": 3}
 
 
 @pytest.mark.parametrize("kind", KINDS)

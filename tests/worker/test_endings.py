@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import signal
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -385,6 +386,19 @@ def test_what_cannot_be_reported(
     event.listen(app.engine, "before_cursor_execute", refuse)
     assert asyncio.run(app.run_async()) == 1
     assert "could be neither finished nor handed back: it comes back when its lease is over" in caplog.text
+
+
+def test_the_program_s_own_signal_handlers_come_back(session: Session, worker_of: WorkerOf) -> None:
+    put(session, "acme")
+    app = worker_of("plain", lambda *_: app.stop())
+    theirs = signal.signal(signal.SIGTERM, lambda *_: None), signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+        assert app.run() == 0
+        assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+    finally:
+        signal.signal(signal.SIGTERM, theirs[0])
+        signal.signal(signal.SIGINT, theirs[1])
 
 
 def test_what_a_task_finishes_at_the_last_moment(session: Session, engine_of: EngineOf) -> None:
