@@ -53,6 +53,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, ParamSpec, TypeVar
 
 from click import Context, Group, pass_context
@@ -148,14 +149,22 @@ def with_app_context(app: Flask) -> Callable[[Callable[P, R]], Callable[P, R]]:
             name = getattr(handler, "__qualname__", handler)  # a functools.partial has none
             raise InvalidValue(f"handler must be a plain function, not async, and not yield: {name}")
 
+        inside: ContextVar[Session | None] = ContextVar("inside", default=None)
+
         @contextmanager
         def around(session: Session | None) -> Iterator[None]:
             with app.app_context(), _as_db_session(app, session):
-                yield
+                token = inside.set(session)
+                try:
+                    yield
+                finally:
+                    inside.reset(token)
 
         @functools.wraps(handler)
         def in_context(*args: P.args, **kwargs: P.kwargs) -> R:
             session = next((value for value in (*args, *kwargs.values()) if isinstance(value, Session)), None)
+            if session is not None and inside.get() is session:
+                return handler(*args, **kwargs)
             with around(session):
                 return handler(*args, **kwargs)
 

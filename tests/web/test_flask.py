@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from flask import Flask, current_app, has_app_context
+from flask import Flask, current_app, g, has_app_context
 from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy import Engine, MetaData, create_engine, event, make_url, select, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
@@ -299,21 +299,23 @@ def test_what_is_written_at_the_end_of_a_handler(host: HostOf, database_url: str
         shop.db.create_all()
         app = fq.Worker(shop.db.engine)
     seen: list[tuple[str, bool]] = []
+    shop.app.teardown_appcontext(lambda _: seen.append(("teardown", True)))
 
     @app.handler
     @with_app_context(shop.app)
     def handle(message: fq.LeasedMessage, given: Session) -> None:
+        g.tenant = message.channel
         for name in ("before_flush", "before_commit", "after_commit"):
             event.listen(given, name, partial(look, name, given), once=True)
         given.add(shop.note(text=message.channel))
 
     def look(name: str, given: Session, *_: object) -> None:
-        seen.append((name, has_app_context() and shop.db.session() is given))
+        seen.append((name, shop.db.session() is given and g.tenant == "acme"))
 
     fq.enqueue(session, "acme")
     session.commit()
     work(app, session)
-    assert seen == [("before_flush", True), ("before_commit", True), ("after_commit", True)]
+    assert seen == [("before_flush", True), ("before_commit", True), ("after_commit", True), ("teardown", True)]
     assert session.scalars(select(shop.note.text)).all() == ["acme"]
 
 
