@@ -295,7 +295,8 @@ class Worker:
     def stop(self) -> None:
         """Take on no more messages and end when those at hand are done; again: don't wait for them.
 
-        From the event loop, another thread, or a signal handler.
+        From the event loop, another thread, or a signal handler. It does nothing while the worker doesn't run: where it
+        may come early, ``await tasks.start(worker.run_async)`` before.
         """
         self._stop(hurry=True)
 
