@@ -53,13 +53,15 @@ def split(script: str) -> Iterator[str]:
             start = token.end()
 
 
-def within(schema: str, scripts: list[str]) -> Iterator[str]:
+def within(schema: str, scripts: list[str], *, in_use: bool) -> Iterator[str]:
     """Run scripts with the search_path set to ``schema``, and the caller's put back afterwards.
 
     With what they make, others may do nothing that they don't say: not what the owner's ALTER DEFAULT PRIVILEGES would
     let them, which are meant for the application's tables.
     """
     path = literal(f"{quote(schema)}, pg_temp")
+    # What functions of a queue that is in use may be making just now they see to themselves.
+    theirs = " AND o.name !~ '^TABLE (stage_[0-9a-f]{32}|history_[0-9]{4})_'" if in_use else ""
     yield "SELECT set_config('fairqueue.search_path', current_setting('search_path'), false)"
     yield f"SELECT set_config('search_path', {path}, false)"
     yield (
@@ -73,6 +75,7 @@ def within(schema: str, scripts: list[str]) -> Iterator[str]:
         " CASE WHEN a.grantee = 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END)"
         f" FROM {_objects(schema)} o CROSS JOIN LATERAL aclexplode(o.acl) a"
         " WHERE a.grantee <> o.owner AND NOT (o.is_function AND a.grantee = 0)"
+        f"{theirs}"
         " AND o.oid::text <> ALL (string_to_array(current_setting('fairqueue.objects'), ','))"
         " LOOP EXECUTE taken; END LOOP; END $fq$"
     )

@@ -131,7 +131,7 @@ def install_sql(schema: str = DEFAULT_SCHEMA) -> list[str]:
 
     :raises InvalidValue: if the name of the schema can't be one.
     """
-    return [*_create_schema(schema), *within(schema, head())]
+    return [*_create_schema(schema), *within(schema, head(), in_use=False)]
 
 
 def upgrade_sql(schema: str, start: int, end: int) -> list[str]:
@@ -145,7 +145,7 @@ def upgrade_sql(schema: str, start: int, end: int) -> list[str]:
     _check_versions(start, end)
     scripts = [step(version, "up") for version in range(start + 1, end + 1)]
     first = [lock_sql(schema), as_owner(schema)] if start else _create_schema(schema)
-    return [*first, *within(schema, scripts)]
+    return [*first, *within(schema, scripts, in_use=start > 0)]
 
 
 def downgrade_sql(schema: str, start: int, end: int) -> list[str]:
@@ -159,7 +159,7 @@ def downgrade_sql(schema: str, start: int, end: int) -> list[str]:
     _check_versions(end, start)
     scripts = [step(version, "down") for version in range(start, end, -1)]
     last = [] if end else [drop_schema(schema)]
-    return [lock_sql(schema), *([as_owner(schema)] if end else []), *within(schema, scripts), *last]
+    return [lock_sql(schema), *([as_owner(schema)] if end else []), *within(schema, scripts, in_use=True), *last]
 
 
 def lock_sql(schema: str) -> str:

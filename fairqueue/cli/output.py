@@ -71,7 +71,7 @@ def plain(value: object) -> Any:
         case bytes() | memoryview():
             return bytes(value).hex()
         case Decimal():
-            return float(value)
+            return float(value) if math.isfinite(float(value)) else str(value)
     return str(value)
 
 

@@ -39,6 +39,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, overload
 
+import anyio
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import UnboundExecutionError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker
@@ -207,6 +208,8 @@ class _Draining:
             await asyncio.wait([task])
         finally:
             task.cancel()
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait([task])
         if task.cancelled():
             return Handled(Retry("the handler was cancelled from within"), error=asyncio.CancelledError())
         return task.result()

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cache
 from typing import TYPE_CHECKING
 
 import pytest
@@ -83,8 +82,21 @@ def _fairqueue_databases(fairqueue_server_url: str) -> Iterator[Databases]:
 @pytest.fixture(scope="session")
 def _fairqueue_templates(_fairqueue_databases: Databases) -> Iterator[Callable[[Callable[[Engine], object]], str]]:
     """Returns the name of a database in which something has been installed: a folder of tests may have its own."""
+    made: dict[Callable[[Engine], object], str | Exception] = {}
     with ExitStack() as stack:
-        yield cache(lambda install: stack.enter_context(_installed(_fairqueue_databases, install)))
+
+        def name_of(install: Callable[[Engine], object]) -> str:
+            if install not in made:
+                try:
+                    made[install] = stack.enter_context(_installed(_fairqueue_databases, install))
+                except Exception as error:  # noqa: BLE001 - of each test that asks for it, but it takes its time once
+                    made[install] = error
+            name = made[install]
+            if isinstance(name, Exception):
+                raise name
+            return name
+
+        yield name_of
 
 
 @contextmanager

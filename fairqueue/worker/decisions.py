@@ -20,6 +20,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from sqlalchemy import Select
 from sqlalchemy.orm import Session
 
 from fairqueue._checks import check_seconds
@@ -156,6 +157,6 @@ def apply(
     :param patience: seconds to wait for messages that somebody else has locked; None: as long as the session does.
     """
     statement = decision.statement(messages)
-    if patience is not None:
+    if patience is not None and isinstance(statement, Select):  # an application's own may be anything
         statement = impatient(statement, patience)
     return [Outcome(row.result) for row in session.execute(statement, bind_arguments=BIND)]

@@ -15,7 +15,7 @@ import inspect
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -266,11 +266,12 @@ def _takes_session(function: Callable[..., Any]) -> bool:
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise InvalidValue(f"a handler must be a function that returns, not {function!r}, which yields")
     try:
-        signature = _signature(function)
-        # What a decorator puts in its place may take less, as where it opens the session itself.
-        called = _signature(function, follow_wrapped=False)
+        signature = called = _signature(function)
     except (TypeError, ValueError) as error:
         raise InvalidValue(f"a handler must be a function of (message) or (message, session): {error}") from None
+    # What a decorator puts in its place may take less, as where it opens the session itself.
+    with suppress(ValueError):  # such as functools.cache, which is written in C
+        called = _signature(function, follow_wrapped=False)
     if not (_takes(called, 1) and _takes(called, 2)):
         signature = called
     for arguments in (2, 1):

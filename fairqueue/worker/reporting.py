@@ -1,14 +1,14 @@
 """The reporter of a run: it sends to the database what became of messages, in batches of all that came meanwhile.
 
 A message that somebody else has locked in an open transaction, such as one that cancels a tenant's work, keeps none of
-the others: it is set aside, and tried again twice a second.
+the others: it is set aside, for a task that waits for such messages, a second for each in turn. It waits, and doesn't
+only look now and then: when the lock is gone, the report is to come before a dequeue that finds the lease over.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from time import monotonic
 
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
@@ -23,10 +23,8 @@ from .logs import log
 
 __all__ = ["Reporter"]
 
-#: Seconds that a report waits for what somebody else has locked; and then each message of it, by itself.
-_A_WHILE, _BRIEFLY = 0.25, 0.01
-#: Seconds between two tries of those that are still locked, and how many of them are found so each time.
-_PAUSE, _TRIES = 0.5, 10
+#: Seconds that a report waits for what somebody else has locked: of many, of one, and of one that was set aside.
+_A_WHILE, _BRIEFLY, _A_TURN = 0.25, 0.05, 1.0
 _LOCK_NOT_AVAILABLE = "55P03"
 
 
@@ -49,7 +47,7 @@ class Reporter:
         self.unreported: set[Job] = set()
         #: Those of them that somebody else has locked.
         self.locked: deque[tuple[Decision, Job]] = deque()
-        self.again_at = 0.0
+        self.more_locked = Signal()
         self.news = Signal()
 
     def add(self, job: Job, decision: Decision) -> None:
@@ -59,48 +57,52 @@ class Reporter:
 
     async def run(self) -> None:
         while True:
-            await self.news.wait(_PAUSE if self.locked else float("inf"))
+            await self.news.wait()
             batch, self.decisions = self.decisions, {}
+            patience = _A_WHILE
             for decision, jobs in batch.values():
-                try:
-                    await self.send(decision, jobs)
-                except Exception:  # noqa: BLE001 - one that can't be sent doesn't keep the others from it
-                    for job in jobs:
-                        if not await self.send_alone(decision, job):
-                            log.warning("%s: somebody has it locked, so its end is reported later", job)
-            if self.locked and monotonic() >= self.again_at:
-                await self.send_again()
-                self.again_at = monotonic() + _PAUSE
+                if len(jobs) > 1:
+                    try:
+                        await self.send(decision, jobs, patience)
+                        continue
+                    except _Locked:
+                        patience = _BRIEFLY
+                    except Exception:  # noqa: BLE001, S110 - one that can't be sent doesn't keep the others from it
+                        pass
+                for job in jobs:
+                    if not await self.send_alone(decision, job, _BRIEFLY):
+                        log.warning("%s: somebody has it locked, so its end is reported later", job)
 
-    async def send_again(self) -> None:
-        """What was locked, until as many still are as cost others little time."""
-        tries = _TRIES
-        for _ in range(len(self.locked)):
-            tries -= not await self.send_alone(*self.locked.popleft())
-            if tries == 0:
-                break
+    async def wait_for_locked(self) -> None:
+        """Send what was set aside."""
+        while True:
+            await self.more_locked.wait()
+            while self.locked:
+                await self.send_alone(*self.locked.popleft(), _A_TURN)
 
-    async def send_alone(self, decision: Decision, job: Job) -> bool:
+    async def send_alone(self, decision: Decision, job: Job, patience: float) -> bool:
         """False: somebody has it locked, and it is set aside."""
         try:
             try:
-                await self.send(decision, [job], _BRIEFLY)
+                await self.send(decision, [job], patience)
             except _Locked:
                 raise
             except Exception:
                 # In a database that isn't UTF-8 it may be the reason, which must not hide why the handler failed.
                 if (in_ascii := decision.in_ascii()) is None:
                     raise
-                await self.send(in_ascii, [job], _BRIEFLY)
+                decision = in_ascii
+                await self.send(decision, [job], patience)
         except _Locked:
             self.locked.append((decision, job))
+            self.more_locked.set()
             return False
         except Exception:  # noqa: BLE001 - whatever it is, the others don't wait for it
             log.exception("%s can't be reported, and comes back when its lease is over", job)
             self.done(job, decision, None)
         return True
 
-    async def send(self, decision: Decision, jobs: list[Job], patience: float = _A_WHILE) -> None:
+    async def send(self, decision: Decision, jobs: list[Job], patience: float) -> None:
         """Report all that have the very same decision, in one statement.
 
         It locks them in the order of their ids. With several in one transaction it could come to a deadlock with

@@ -145,6 +145,7 @@ class Run:
             log.info("%s works on queue %r, %d at a time", worker.name, worker.queue, worker.concurrency)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.reporter.run)
+            tasks.start_soon(self.reporter.wait_for_locked)
             tasks.start_soon(self.heart.beat)
             if self.idler.listener:
                 tasks.start_soon(self.idler.listener.run)

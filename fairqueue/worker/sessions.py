@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 
 __all__ = ["async_engines", "check_isolation", "check_pool", "check_schema"]
 
-#: Connections of the pool that the worker has for itself at a time: to dequeue, to report, to extend leases. What the
-#: listener takes to connect, and once a minute to see whether notifications arrive, is not counted: it is for a moment,
-#: and can wait for one of these three, which are given back after a statement. Where they are held up for longer than
-#: its ANSWER_TIMEOUT, it connects again, and until then the worker polls: that costs a warning, and no lease.
-_OWN = 3
+#: Connections of the pool that the worker has for itself at a time: to dequeue, to report, to wait for a message that
+#: somebody has locked, to extend leases. What the listener takes to connect, and once a minute to see whether
+#: notifications arrive, is not counted: it is for a moment, and can wait for one of these, which are given back after a
+#: statement. Where they are held up for longer than its ANSWER_TIMEOUT, it connects again, and until then the worker
+#: polls: that costs a warning, and no lease.
+_OWN = 4
 
 # In such a transaction a message can't be completed that was changed after it began.
 _SERIAL = "fails when it is at work while its lease is extended, each {:.1f} s"

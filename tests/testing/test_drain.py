@@ -320,6 +320,23 @@ class TestFailures:
         ]
         assert enqueued(session)[0].error == "the handler was cancelled from within"
 
+    async def test_it_is_cancelled_itself(self, async_engine: AsyncEngine, session: Session) -> None:
+        """As by a time limit of the test: not before the handler has cleaned up."""
+        put(session, "acme")
+        cleaned: list[int] = []
+
+        async def handle(message: Lease) -> None:
+            try:
+                await asyncio.sleep(60)
+            finally:
+                await asyncio.sleep(0.01)
+                cleaned.append(message.id)
+
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await drain(async_engine, handle)
+        assert len(cleaned) == 1
+
     def test_are_raised(self, engine: Engine, session: Session) -> None:
         """Once the database knows, with what the message was; the others wait for the next drain."""
         put(session, "acme", 2)

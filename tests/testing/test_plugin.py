@@ -312,6 +312,10 @@ def test_another(fairqueue_engine):
         (pytester.path / "test_neither.py").write_text(test.replace("{tables}", "[]"))
         run().assert_outcomes(passed=6)
         assert sorted((pytester.path / "log").read_text().split()) == ["a", "b"]
+        broken = conftest.replace("schema.install(connection)", "connection.execute(text('SELECT nonsense'))")
+        (pytester.path / "a" / "conftest.py").write_text(broken.replace("{folder}", "a"))
+        run("a").assert_outcomes(errors=2)
+        assert sorted((pytester.path / "log").read_text().split()) == ["a", "a", "b"], "what fails, too, is tried once"
 
     def test_of_the_users_own(
         self, shop: Path, run: Run, empty_database_url: str, monkeypatch: pytest.MonkeyPatch

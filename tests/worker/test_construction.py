@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -151,9 +151,12 @@ def test_a_decorator_that_opens_the_session() -> None:
     def opens_one(message: Any) -> None: ...
     @wraps(work)
     def passes_on(*args: Any) -> None: ...
+    @cache  # written in C
+    def cached(message: Any) -> None: ...
 
     assert not Handler(opens_one).takes_session
     assert Handler(passes_on).takes_session
+    assert not Handler(cached).takes_session
 
 
 @pytest.mark.skipif(sys.version_info < (3, 14), reason="before, types are evaluated with the def")
@@ -189,10 +192,10 @@ def test_sessions_that_do_not_fit(engine_of: EngineOf) -> None:
 
 def test_a_pool_that_is_too_small(session: Session, engine_of: EngineOf, caplog: pytest.LogCaptureFixture) -> None:
     """It is refused where handlers have their sessions of it; where they take none, they might open some."""
-    small = engine_of("plain", pool_size=3, max_overflow=1)
+    small = engine_of("plain", pool_size=3, max_overflow=2)
     app = fq.Worker(small, concurrency=2)
     app.handler(lambda _, __: None)
-    with pytest.raises(fq.InvalidValue, match=r"concurrency 2 needs up to 5 connections, .* has 4 .*pool_size=5"):
+    with pytest.raises(fq.InvalidValue, match=r"concurrency 2 needs up to 6 connections, .* has 5 .*pool_size=6"):
         app.run()
     without = fq.Worker(small, concurrency=2)
     without.handler(lambda _: None)
@@ -200,19 +203,19 @@ def test_a_pool_that_is_too_small(session: Session, engine_of: EngineOf, caplog:
     elsewhere.handler(lambda _, __: None)
     enough = fq.Worker(small, concurrency=1)
     enough.handler(lambda _: None)
-    warning = "up to 5 connections are needed, and the pool has 4 at most"
+    warning = "up to 6 connections are needed, and the pool has 5 at most"
     for each in (enough, elsewhere, without):
         assert warning not in caplog.text
         put(session, "acme")
         with each:
             wait_until(lambda: is_empty(session))
     assert warning in caplog.text
-    assert "max_overflow=2)" in caplog.text
+    assert "max_overflow=3)" in caplog.text
 
 
 def test_whose_pool_it_is(engine_of: EngineOf) -> None:
     """That of the sessions counts, however their engine was made; one that nobody knows is taken as it is."""
-    small, large = engine_of("plain", pool_size=3, max_overflow=1), engine_of("plain")
+    small, large = engine_of("plain", pool_size=3, max_overflow=2), engine_of("plain")
 
     def check(engine: Any, session: Any, handler: Callable[..., object] = lambda _, __: None) -> None:
         app = fq.Worker(engine, concurrency=2, session=session)
@@ -225,17 +228,17 @@ def test_whose_pool_it_is(engine_of: EngineOf) -> None:
     check(small, scoped_session(sessionmaker(large)))
     serializable = sessionmaker(small.execution_options(isolation_level="SERIALIZABLE"))
     for session in (None, serializable, scoped_session(serializable)):
-        with pytest.raises(fq.InvalidValue, match=r"needs up to 5 connections, .* has 4 "):
+        with pytest.raises(fq.InvalidValue, match=r"needs up to 6 connections, .* has 5 "):
             check(small, session)
 
     async def asynchronous(message: Any, session: Any) -> None: ...
 
-    small = engine_of("async", pool_size=3, max_overflow=1)
+    small = engine_of("async", pool_size=3, max_overflow=2)
     for async_session in (None, async_scoped_session(async_sessionmaker(small), asyncio.current_task)):
         app = fq.Worker(small, concurrency=2, async_session=async_session)
         app.handler(asynchronous)
         assert app.registered is not None
-        with pytest.raises(fq.InvalidValue, match=r"needs up to 5 connections, .* has 4 "):
+        with pytest.raises(fq.InvalidValue, match=r"needs up to 6 connections, .* has 5 "):
             check_pool(app, app.registered)
 
 
