@@ -196,13 +196,13 @@ def test_completions_go_in_batches(
     batches: list[int] = []
     send = Reporter.send
 
-    async def hold(reporter: Reporter, decision: fq.worker.Decision, jobs: list[Any]) -> None:
+    async def hold(reporter: Reporter, decision: fq.worker.Decision, jobs: list[Any], patience: float) -> None:
         batches.append(len(jobs))
         reporting.set()
         async with asyncio.timeout(30):
             while len(reporter.unreported) < 20 and len(batches) == 1:  # noqa: ASYNC110 - it is no event
                 await asyncio.sleep(0.01)
-        await send(reporter, decision, jobs)
+        await send(reporter, decision, jobs, patience)
 
     def plain(message: fq.LeasedMessage[Any]) -> None:
         assert message.id == 1 or reporting.wait(30)
@@ -227,13 +227,13 @@ def test_each_decision_is_a_transaction(session: Session, engine_of: EngineOf, m
     reporting = threading.Event()
     gone = fq.Cancel("gone")
 
-    async def hold(reporter: Reporter, decision: fq.worker.Decision, jobs: list[Any]) -> None:
+    async def hold(reporter: Reporter, decision: fq.worker.Decision, jobs: list[Any], patience: float) -> None:
         groups.append((type(decision).__name__, len(jobs)))
         reporting.set()
         async with asyncio.timeout(30):
             while len(reporter.unreported) < 6 and len(groups) == 1:  # noqa: ASYNC110 - it is no event
                 await asyncio.sleep(0.01)
-        await send(reporter, decision, jobs)
+        await send(reporter, decision, jobs, patience)
 
     def handle(message: fq.LeasedMessage[Any]) -> fq.Cancel | None:
         assert message.id == 1 or reporting.wait(30)
