@@ -313,7 +313,7 @@ class TestDeclared:
         class Said(fq.TypedMessage[Any], payload_type=Upload):
             __abstract__ = True
 
-        class Plain(Ours):
+        class WithoutBrackets(Ours):
             pass
 
         class Beside(Mixin[int], Ours):
@@ -325,7 +325,7 @@ class TestDeclared:
         class AsSaid(Said):
             pass
 
-        for message in (Plain, Beside, BesideABareOne, AsSaid):
+        for message in (WithoutBrackets, Beside, BesideABareOne, AsSaid):
             session.add(message("acme", UPLOAD))
             session.flush()
             [leased] = session.scalars(fq.dequeue(message_type=message))
