@@ -173,8 +173,8 @@ def _already_there(operations: Operations, op: FairqueueOp) -> bool:
     found = installed_version(connection, op.schema)
     if op.start < op.end:
         check_whole(connection, op.schema)
-    if op.start < op.end <= found <= schemas.HEAD:
-        return True  # another history, or create_all(), has gone as far, or farther
+        if op.end <= found <= schemas.HEAD:
+            return True  # another history, or create_all(), has gone as far, or farther
     if found not in {op.start, op.end}:
         holds = f"version {found} of fairqueue" if found else "no fairqueue"
         raise SchemaVersionError(

@@ -52,7 +52,8 @@ from fairqueue.consuming import dequeue
 from fairqueue.errors import FairqueueError, InvalidValue
 from fairqueue.leases import LeasedMessage, Outcome
 from fairqueue.models import Message, TypedMessage
-from fairqueue.worker import Handled, Handler, Retry, Worker, apply
+from fairqueue.worker import Handled, Handler, Worker, apply
+from fairqueue.worker.handlers import CANCELLED_FROM_WITHIN
 
 if TYPE_CHECKING:
     from fairqueue._sessions import AnyAsyncSession, SyncSession
@@ -211,7 +212,7 @@ class _Draining:
             with anyio.CancelScope(shield=True):
                 await asyncio.wait([task])
         if task.cancelled():
-            return Handled(Retry("the handler was cancelled from within"), error=asyncio.CancelledError())
+            return Handled(CANCELLED_FROM_WITHIN, error=asyncio.CancelledError())
         return task.result()
 
 

@@ -38,10 +38,13 @@ else:
     _signature = inspect.signature
 from .logs import log
 
-__all__ = ["AROUND", "Errors", "Handled", "Handler", "UnreadablePayload"]
+__all__ = ["AROUND", "CANCELLED_FROM_WITHIN", "Errors", "Handled", "Handler", "UnreadablePayload"]
 
 #: The attribute of a function that :attr:`Handler.around` is of. It is there for plain functions alone.
 AROUND = "__fairqueue_around__"
+
+#: What becomes of a message whose async handler ends as cancelled, and nobody has cancelled it.
+CANCELLED_FROM_WITHIN = Retry("the handler was cancelled from within")
 
 Errors = type[Exception] | tuple[type[Exception], ...]
 

@@ -32,8 +32,8 @@ from fairqueue.consuming import dequeue
 from fairqueue.leases import Outcome
 
 from .database import Database, not_durable
-from .decisions import Decision, Defer, Retry
-from .handlers import Handled, UnreadablePayload
+from .decisions import Decision, Defer
+from .handlers import CANCELLED_FROM_WITHIN, Handled, UnreadablePayload
 from .heart import Heart
 from .idling import Idler
 from .jobs import Job, Signal
@@ -264,7 +264,7 @@ class Run:
         finally:
             job.task.cancel()
         cancelled = job.task.cancelled()
-        handled = Handled(Retry("the handler was cancelled from within")) if cancelled else job.task.result()
+        handled = Handled(CANCELLED_FROM_WITHIN) if cancelled else job.task.result()
         if job.given_up and (cancelled or handled.error is not None):  # its own, or a TaskGroup's: an answer to ours
             handled = Handled(_HAND_BACK, error=handled.error)
         elif cancelled:

@@ -97,6 +97,11 @@ def drawn(session: Session) -> int:
     return tickets
 
 
+def give_all_away(session: Session) -> None:
+    """All tickets: no queue that makes a plan gets any."""
+    sql(session, "INSERT INTO fairqueue.tickets SELECT n, 'other' || n FROM generate_series(1, 64) AS n")
+
+
 def a_second_later(session: Session) -> None:
     """The next dequeue takes the turn, and finds what others had drawn and didn't take."""
     sql(session, "UPDATE fairqueue.rotation SET clock = clock - 1001")

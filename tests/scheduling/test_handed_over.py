@@ -16,8 +16,7 @@ from sqlalchemy.orm import Session
 from tests.acts import EPOCH, lease_of, sql
 from tests.fixtures.connections import Raw
 from tests.limiting import NOW
-from tests.scheduling.taking import CHANNELS, plan_once
-from tests.scheduling.test_tickets import give_all_away
+from tests.scheduling.taking import CHANNELS, give_all_away, plan_once
 
 pytestmark = [pytest.mark.usefixtures("clock_that_stands"), pytest.mark.shared_database]
 

@@ -21,6 +21,7 @@ from tests.scheduling.taking import (
     drawn,
     finish,
     forget_news,
+    give_all_away,
     ids_planned,
     plan_once,
 )
@@ -37,10 +38,6 @@ def owners(session: Session) -> dict[str, list[int]]:
         found.setdefault(queue, []).append(number)
     session.commit()
     return found
-
-
-def give_all_away(session: Session) -> None:
-    sql(session, "INSERT INTO fairqueue.tickets SELECT n, 'other' || n FROM generate_series(1, 64) AS n")
 
 
 def test_each_queue_has_its_own_while_it_has_a_plan(session: Session) -> None:
